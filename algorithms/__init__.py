@@ -1,0 +1,1 @@
+"""Bagua's algorithms, one short file each, on four primitives and one seam (`algorithms.base`)."""

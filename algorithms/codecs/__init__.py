@@ -1,0 +1,1 @@
+"""Lossy codecs for gradients and weights."""

@@ -1,0 +1,118 @@
+// CPU kernels of the codecs: float32, one thread, C ABI, called through ctypes with the interpreter lock released.
+//
+// Every function works on whole rows ("chunks") and is compiled for several instruction sets; the loader picks one
+// at run time. The order of float operations is part of the format: contraction to fused multiply-add is off. Built
+// with -ffinite-math-only, so NaN and Inf are recognised by their bits.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define DISPATCH __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define DISPATCH
+#endif
+
+namespace {
+
+constexpr size_t kHeader = 32;  // bytes in front of the codes: minimum, maximum, unused
+constexpr size_t kBlock = 4096;  // elements decoded at a time by the reduction: stays in the first-level cache
+
+struct Grid {
+    float scale, upper, lower;  // x ~ (q + lower) / scale, 0 <= q <= 255
+};
+
+Grid grid_of(float lo, float hi, float eps) {
+    const float scale = 255.0f / ((hi - lo) + eps);
+    const float upper = std::rint(hi * scale);
+    return {scale, upper, upper - 255.0f};
+}
+
+Grid read_grid(const uint8_t* wire, float eps) {
+    float range[2];
+    std::memcpy(range, wire, sizeof range);
+    return grid_of(range[0], range[1], eps);
+}
+
+// All ones in the exponent: NaN or Inf.
+inline bool special(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return (bits & 0x7f800000u) == 0x7f800000u;
+}
+
+// False if a value, or the range, is NaN or Inf.
+DISPATCH bool min_max(const float* __restrict x, size_t n, float* lo, float* hi) {
+    float least = x[0], most = x[0];
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; ++i) {
+        bad |= special(x[i]);
+        least = x[i] < least ? x[i] : least;
+        most = x[i] > most ? x[i] : most;
+    }
+    *lo = least;
+    *hi = most;
+    return bad == 0 && !special(most - least);
+}
+
+DISPATCH void quantise(const float* __restrict x, size_t n, Grid g, uint8_t* __restrict codes) {
+    for (size_t i = 0; i < n; ++i) {
+        float level = std::rint(x[i] * g.scale);
+        level = level < g.upper ? level : g.upper;
+        float code = level - g.lower;
+        code = code > 0.0f ? code : 0.0f;
+        code = code < 255.0f ? code : 255.0f;
+        codes[i] = static_cast<uint8_t>(static_cast<int32_t>(code));
+    }
+}
+
+DISPATCH void dequantise(const uint8_t* __restrict codes, size_t n, Grid g, float* __restrict out) {
+    for (size_t i = 0; i < n; ++i) out[i] = (static_cast<float>(codes[i]) + g.lower) / g.scale;
+}
+
+DISPATCH void add_dequantised(const uint8_t* __restrict codes, size_t n, Grid g, float* __restrict sum) {
+    for (size_t i = 0; i < n; ++i) sum[i] += (static_cast<float>(codes[i]) + g.lower) / g.scale;
+}
+
+DISPATCH void divide(float* __restrict x, size_t n, float by) {
+    for (size_t i = 0; i < n; ++i) x[i] /= by;
+}
+
+}  // namespace
+
+extern "C" {
+
+// x: chunks rows of n floats; wire: chunks rows of `stride` bytes. Returns 0, or 1 if x holds NaN, Inf or a range
+// that float32 cannot hold (wire is then incomplete).
+int minmax_encode(const float* x, size_t chunks, size_t n, float eps, size_t stride, uint8_t* wire) {
+    for (size_t j = 0; j < chunks && n > 0; ++j, x += n, wire += stride) {
+        float range[2];
+        if (!min_max(x, n, &range[0], &range[1])) return 1;
+        std::memcpy(wire, range, sizeof range);
+        quantise(x, n, grid_of(range[0], range[1], eps), wire + kHeader);
+    }
+    return 0;
+}
+
+void minmax_decode(const uint8_t* wire, size_t chunks, size_t n, float eps, size_t stride, float* out) {
+    for (size_t j = 0; j < chunks; ++j, wire += stride, out += n)
+        dequantise(wire + kHeader, n, read_grid(wire, eps), out);
+}
+
+// Sum of the decoded rows, added in the order of the rows and divided by `divisor`, into out (n floats).
+void minmax_reduce(const uint8_t* wire, size_t chunks, size_t n, float eps, size_t stride, float divisor,
+                   float* out) {
+    for (size_t begin = 0; begin < n; begin += kBlock) {
+        const size_t length = n - begin < kBlock ? n - begin : kBlock;
+        dequantise(wire + kHeader + begin, length, read_grid(wire, eps), out + begin);
+        for (size_t j = 1; j < chunks; ++j) {
+            const uint8_t* row = wire + j * stride;
+            add_dequantised(row + kHeader + begin, length, read_grid(row, eps), out + begin);
+        }
+        if (divisor != 1.0f) divide(out + begin, length, divisor);
+    }
+}
+
+}  // extern "C"

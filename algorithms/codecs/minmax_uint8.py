@@ -1,0 +1,86 @@
+"""MinMaxUInt8: 8 bits per element on a uniform grid between a chunk's minimum and maximum (spec: algorithms 4)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Op
+from algorithms.codecs.base import Codec
+from algorithms.codecs.native import KERNELS, pointer
+
+_HEADER = 32
+_ALIGN = 32
+_NOT_FINITE = "MinMaxUInt8: the tensor holds NaN or Inf, or a range that float32 cannot hold"
+
+
+class MinMaxUInt8(Codec):
+    """Deterministic, no memory. |decoded - x| <= (range + eps) / 510 + 2^-23 max|x|; an exact zero stays zero.
+
+    A row of c elements is 32 + ceil32(c) bytes: minimum and maximum in the input's dtype, then one byte each.
+    `eps` is absolute and part of the format: chunks of a range near it use few of the 256 levels.
+    """
+
+    def __init__(self, eps: float = 1e-7, native: bool = True) -> None:
+        self.eps = eps
+        self.native = native
+
+    def wire_bytes(self, elements: int, dtype: torch.dtype) -> int:
+        return _HEADER + -(-elements // _ALIGN) * _ALIGN
+
+    def encode(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        chunks, elements = x.shape
+        shape = (chunks, self.wire_bytes(elements, x.dtype))
+        wire = x.new_empty(shape, dtype=torch.uint8) if out is None else out
+        if KERNELS is not None and self._fits_kernel(x):
+            bad = KERNELS.minmax_encode(pointer(x), chunks, elements, self.eps, wire.stride(0), pointer(wire))
+            if bad:
+                raise ValueError(_NOT_FINITE)
+        elif elements:
+            self._encode_reference(x, wire)
+        return wire
+
+    def decode(self, wire: Tensor, out: Tensor) -> None:
+        chunks, elements = out.shape
+        if KERNELS is not None and self._fits_kernel(out):
+            KERNELS.minmax_decode(pointer(wire), chunks, elements, self.eps, wire.stride(0), pointer(out))
+        else:
+            out.copy_(self._decode_reference(wire, elements, out.dtype))
+
+    def reduce(self, wire: Tensor, out: Tensor, op: Op) -> None:
+        chunks, elements = len(wire), out.numel()
+        divisor = chunks if op is Op.AVG else 1
+        if KERNELS is not None and self._fits_kernel(out):
+            KERNELS.minmax_reduce(
+                pointer(wire), chunks, elements, self.eps, wire.stride(0), divisor, pointer(out)
+            )
+            return
+        rows = (self._decode_reference(wire[j : j + 1], elements, out.dtype)[0] for j in range(chunks))
+        total = next(rows)
+        for row in rows:
+            total += row
+        out.copy_(total / divisor)
+
+    def _fits_kernel(self, x: Tensor) -> bool:
+        return self.native and x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
+
+    def _encode_reference(self, x: Tensor, wire: Tensor) -> None:
+        low, high = x.amin(1), x.amax(1)
+        scale, upper = self._grid(low, high)
+        if not torch.isfinite(high.float() - low.float()).all():  # amin and amax propagate NaN
+            raise ValueError(_NOT_FINITE)
+        levels = torch.minimum(torch.round(x.float() * scale), upper)
+        header = torch.stack([low, high], 1).view(torch.uint8)
+        wire[:, : header.shape[1]] = header
+        wire[:, _HEADER : _HEADER + x.shape[1]] = (levels - (upper - 255)).clamp(0, 255).to(torch.uint8)
+
+    def _decode_reference(self, wire: Tensor, elements: int, dtype: torch.dtype) -> Tensor:
+        header = wire[:, : 2 * dtype.itemsize].contiguous().view(dtype)
+        scale, upper = self._grid(header[:, 0], header[:, 1])
+        return (wire[:, _HEADER : _HEADER + elements].float() + (upper - 255)) / scale
+
+    def _grid(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and upper level of every row, float32 (chunks, 1)."""
+        spread = (high.float() - low.float()) + self.eps
+        scale = torch.full_like(spread, 255) / spread  # 255 / spread would multiply by the reciprocal
+        return scale[:, None], torch.round(high.float() * scale)[:, None]

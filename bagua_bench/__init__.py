@@ -1,0 +1,16 @@
+"""bagua-bench: which distributed training algorithm and which transport, for a model, a cluster and a network."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+_HOME = Path(__file__).resolve().parents[1]
+
+for _name in ("algorithms", "tasks"):
+    _spec = find_spec(_name)
+    if _spec is None or _spec.origin is None or Path(_spec.origin).resolve().parents[1] != _HOME:
+        raise ImportError(
+            f"another package named '{_name}' ({_spec and _spec.origin}) hides the one of bagua-bench in {_HOME}: "
+            "uninstall it, or run from a directory that does not contain it"
+        )

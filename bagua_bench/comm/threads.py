@@ -1,0 +1,94 @@
+"""A communicator among the threads of one process: every world size and layout, for tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Op
+from bagua_bench.comm.counted import CommError, CountedComm
+
+_REDUCE = {Op.SUM: torch.add, Op.AVG: torch.add, Op.MIN: torch.minimum, Op.MAX: torch.maximum}
+
+
+class _Board:
+    """Where the ranks of one group show each other their tensors."""
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self.slots: list[Tensor | None] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=timeout)
+
+    def meet(self) -> None:
+        try:
+            self.barrier.wait()
+        except threading.BrokenBarrierError:
+            raise CommError("a rank failed or the time-out passed") from None
+
+
+class ThreadComm(CountedComm):
+    """One rank's end; make a whole world with `ThreadComm.world`. Reductions add in the order of ranks."""
+
+    def __init__(
+        self, board: _Board, rank: int, intra: ThreadComm | None = None, inter: ThreadComm | None = None
+    ) -> None:
+        super().__init__(rank, len(board.slots), intra, inter)
+        self._board = board
+
+    @classmethod
+    def world(cls, size: int, ranks_per_server: int = 1, timeout: float = 60.0) -> list[ThreadComm]:
+        """Communicators of `size` ranks, to be used by one thread each. `timeout` in seconds, for every call."""
+        board, leaders = _Board(size, timeout), _Board(size // ranks_per_server, timeout)
+        servers = [_Board(ranks_per_server, timeout) for _ in leaders.slots]
+        comms = []
+        for rank in range(size):
+            server, local = divmod(rank, ranks_per_server)
+            intra = cls(servers[server], local) if ranks_per_server > 1 else None
+            inter = cls(leaders, server) if intra is not None and local == 0 else None
+            comms.append(cls(board, rank, intra, inter))
+        return comms
+
+    def fail(self) -> None:
+        """Make every pending and later call of all ranks fail, as the death of this rank would."""
+        for comm in (self, self.intra, self.inter):
+            if isinstance(comm, ThreadComm):
+                comm._board.barrier.abort()
+
+    def barrier(self) -> None:
+        self._board.meet()
+
+    def _share(self, x: Tensor) -> list[Tensor]:
+        """Copies of everyone's x, in the order of ranks."""
+        self._board.slots[self.rank] = x
+        self._board.meet()
+        shown = [tensor.clone() for tensor in self._board.slots if tensor is not None]
+        self._board.meet()
+        return shown
+
+    def _reduced(self, x: Tensor, op: Op) -> Tensor:
+        total = reduce(_REDUCE[op], self._share(x))
+        return total / self.size if op is Op.AVG else total
+
+    def _all_reduce(self, x: Tensor, op: Op) -> None:
+        x.copy_(self._reduced(x, op))
+
+    def _reduce(self, x: Tensor, dst: int, op: Op) -> None:
+        total = self._reduced(x, op)
+        if self.rank == dst:
+            x.copy_(total)
+
+    def _broadcast(self, x: Tensor, src: int) -> None:
+        x.copy_(self._share(x)[src])
+
+    def _all_to_all(self, x: Tensor, out: Tensor) -> None:
+        torch.stack([other[self.rank] for other in self._share(x)], out=out)
+
+    def _all_gather(self, x: Tensor, out: Tensor) -> None:
+        torch.stack(self._share(x), out=out)
+
+    def _exchange(self, x: Tensor, peers: Sequence[int]) -> list[Tensor]:
+        everyone = self._share(x)
+        return [everyone[peer] for peer in peers]

@@ -1,0 +1,100 @@
+"""A communicator on torch process groups (gloo, NCCL, or any other backend of torch.distributed)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from algorithms.base import Op
+from bagua_bench.comm.counted import CommError, CountedComm
+
+_OPS = {
+    Op.SUM: dist.ReduceOp.SUM,
+    Op.AVG: dist.ReduceOp.AVG,
+    Op.MIN: dist.ReduceOp.MIN,
+    Op.MAX: dist.ReduceOp.MAX,
+}
+
+
+class TorchComm(CountedComm):
+    """Collectives of one process group; `torch.distributed` must be initialised."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, intra: TorchComm | None = None, inter: TorchComm | None = None
+    ) -> None:
+        super().__init__(group.rank(), group.size(), intra, inter)
+        self.group = group
+
+    @classmethod
+    def create(cls, backend: str, timeout: float, ranks_per_server: int = 1) -> TorchComm:
+        """Make own groups over all ranks; collective. Ranks of a server are consecutive. `timeout` in seconds.
+
+        ValueError if the servers would have unequal numbers of ranks.
+        """
+        world, rank = dist.get_world_size(), dist.get_rank()
+        if world % ranks_per_server:
+            raise ValueError(f"ranks_per_server={ranks_per_server}: {world} ranks do not fill the servers equally")
+
+        def group_of(ranks: list[int]) -> TorchComm | None:
+            group = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend)
+            return cls(group) if rank in ranks else None
+
+        intra = inter = None
+        if ranks_per_server > 1:
+            leaders = list(range(0, world, ranks_per_server))
+            servers = [group_of(list(range(first, first + ranks_per_server))) for first in leaders]
+            intra, inter = servers[rank // ranks_per_server], group_of(leaders)
+        everyone = group_of(list(range(world)))
+        assert everyone is not None
+        everyone.intra, everyone.inter = intra, inter
+        return everyone
+
+    def barrier(self) -> None:
+        with _errors("barrier"):
+            dist.barrier(self.group)
+
+    def _all_reduce(self, x: Tensor, op: Op) -> None:
+        with _errors("all_reduce"):
+            dist.all_reduce(x, _OPS[op], self.group)
+
+    def _reduce(self, x: Tensor, dst: int, op: Op) -> None:
+        with _errors("reduce"):
+            dist.reduce(x, op=_OPS[op], group=self.group, group_dst=dst)
+
+    def _broadcast(self, x: Tensor, src: int) -> None:
+        with _errors("broadcast"):
+            dist.broadcast(x, group=self.group, group_src=src)
+
+    def _all_to_all(self, x: Tensor, out: Tensor) -> None:
+        with _errors("all_to_all"):
+            dist.all_to_all_single(out, x, group=self.group)
+
+    def _all_gather(self, x: Tensor, out: Tensor) -> None:
+        with _errors("all_gather"):
+            dist.all_gather_into_tensor(out, x[None], group=self.group)
+
+    def _exchange(self, x: Tensor, peers: Sequence[int]) -> list[Tensor]:
+        received = [torch.empty_like(x) for _ in peers]
+        calls = [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer in peers]
+        calls += [
+            dist.P2POp(dist.irecv, out, group=self.group, group_peer=peer)
+            for out, peer in zip(received, peers, strict=True)
+        ]
+        with _errors("exchange"):
+            for work in dist.batch_isend_irecv(calls):
+                work.wait()
+        return received
+
+
+@contextmanager
+def _errors(call: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CommError(f"{call} failed: {reason}") from error

@@ -1,0 +1,35 @@
+"""Bytes that one rank sends in one collective, by the algorithms that gloo and NCCL use (spec: simulation 2)."""
+
+from __future__ import annotations
+
+
+def all_reduce(nbytes: int, n: int) -> float:
+    """Ring: reduce-scatter and all-gather of n parts of x."""
+    return 2 * (n - 1) / n * nbytes
+
+
+def all_gather(nbytes: int, n: int) -> float:
+    """Ring: own part, then every part received but the last; nbytes is one rank's part."""
+    return float((n - 1) * nbytes)
+
+
+def all_to_all(nbytes: int, n: int) -> float:
+    """Direct sends: all of x but the own row."""
+    return (n - 1) / n * nbytes
+
+
+def reduce(nbytes: int, n: int, is_root: bool) -> float:
+    """Binomial tree: everyone but the root sends its partial result once."""
+    return 0.0 if is_root or n == 1 else float(nbytes)
+
+
+def broadcast(nbytes: int, n: int, distance: int) -> float:
+    """Binomial tree: the rank at `distance` (mod n) behind the root forwards x to its children."""
+    below = distance & -distance if distance else 1 << (n - 1).bit_length()
+    children = sum(1 for bit in range(n.bit_length()) if 1 << bit < below and distance + (1 << bit) < n)
+    return float(children * nbytes)
+
+
+def exchange(nbytes: int, peers: int) -> float:
+    """Direct sends to every peer."""
+    return float(peers * nbytes)

@@ -1,0 +1,142 @@
+"""The configuration: schema of the groups that the suite owns, and the step from Hydra's tree to plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from bagua_bench import units
+
+_PACKAGE = Path(__file__).resolve().parent
+CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if folder.is_dir())
+"""Inside the package when installed from a wheel, beside it in a checkout."""
+GROUPS = ("task", "algo", "transport", "cluster", "network")
+SCALES = ("paper", "cpu", "tiny")
+
+
+class Mode(Enum):
+    """What is real (DESIGN 1)."""
+
+    measure = "measure"
+
+
+class Device(Enum):
+    """Where the ranks compute: auto is cuda where torch and the machine have it."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@dataclass
+class Run:
+    """How a cell is run. Times and sizes are texts with units."""
+
+    steps: int = 20
+    warmup: int = 3
+    seed: int = 0
+    device: Device = Device.auto
+    overlap: bool = True
+    bucket_size: str = "10MiB"
+    find_unused_parameters: bool = False
+    accumulate: int = 1
+    timeout: str = "60s"
+    evaluate: bool = True
+    results: str = "results"
+
+
+@dataclass
+class Transport:
+    """What moves the bytes: a backend of torch.distributed."""
+
+    backend: str = "gloo"
+
+
+@dataclass
+class Cluster:
+    """Servers and the ranks on each. Ranks of one server are consecutive."""
+
+    servers: int = 2
+    ranks_per_server: int = 1
+
+
+@dataclass
+class Network:
+    """The network between the servers."""
+
+    backend: str = "none"
+
+
+@dataclass
+class Config:
+    """Everything; `task` and `algo` hold the constructor arguments of their `_target_`."""
+
+    mode: Mode = Mode.measure
+    task: Any = None
+    algo: Any = None
+    transport: Transport = field(default_factory=Transport)
+    cluster: Cluster = field(default_factory=Cluster)
+    network: Network = field(default_factory=Network)
+    run: Run = field(default_factory=Run)
+    campaign: Any = None
+    debug: Any = None
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message is one line for the user."""
+
+
+def register() -> None:
+    """Tell Hydra the schema and OmegaConf the resolvers used in conf/."""
+    ConfigStore.instance().store("schema", Config)
+    OmegaConf.register_new_resolver("default_scale", lambda: "paper" if has_cuda() else "cpu", replace=True)
+    OmegaConf.register_new_resolver("by_scale", _by_scale, replace=True)
+
+
+def _by_scale(*values: Any, _parent_: DictConfig) -> Any:
+    if _parent_.scale not in SCALES:
+        raise ConfigError(f"task.scale={_parent_.scale}: allowed: {', '.join(SCALES)}")
+    return values[SCALES.index(_parent_.scale)]
+
+
+def has_cuda() -> bool:
+    """Whether the machine has an NVIDIA GPU and the installed torch is a CUDA build (found without importing it)."""
+    try:
+        library = distribution("torch").locate_file("torch/lib/libtorch_cuda.so")
+    except PackageNotFoundError:
+        return False
+    return Path(str(library)).exists() and Path("/dev/nvidia0").exists()
+
+
+def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:
+    """Plain values in plain units: what a worker gets and a record keeps. `choices` names the option of each group.
+
+    ConfigError if a value does not parse.
+    """
+    plain = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    assert isinstance(plain, dict)
+    cell: dict[str, Any] = {"mode": plain["mode"]}
+    for group in GROUPS:
+        cell[group] = {"name": choices[group], **(plain[group] or {})}
+    run = dict(plain["run"])
+    parse = partial(_parse, run)
+    run["bucket_size"] = int(parse("bucket_size", units.BYTES))
+    run["timeout"] = parse("timeout", units.SECONDS)
+    if run["device"] == "auto":
+        run["device"] = "cuda" if has_cuda() else "cpu"
+    cell["run"] = run
+    return cell
+
+
+def _parse(run: dict[str, Any], key: str, table: dict[str, float]) -> float:
+    try:
+        return units.parse(f"run.{key}", run[key], table)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,1 @@
+"""Who starts the workers: torchrun agents of our own, or a job that exists already."""

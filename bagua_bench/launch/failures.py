@@ -1,0 +1,46 @@
+"""Finds out which rank failed first, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class RunFailed(Exception):
+    """A run ended without a result; `reason` is one line, `log` what its processes printed."""
+
+    def __init__(self, reason: str, log: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.log = reason, log
+
+
+def first_failure(folder: Path) -> str:
+    """One line on the root cause, from what torchrun left in the run's folder.
+
+    A rank that was killed, or failed on its own, comes before ranks that lost a peer; then the earliest.
+    """
+    causes = [*_killed(folder), *_raised(folder)]
+    if not causes:
+        return "the workers ended without a result"
+    return min(causes)[2]
+
+
+def _killed(folder: Path) -> list[tuple[int, float, str]]:
+    path = folder / "failures.json"
+    failures: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    return [
+        (0 if failure["signal"] != "SIGTERM" else 2, failure["time"], f"rank {failure['rank']}: killed by {failure['signal']}")
+        for failure in failures
+        if failure["exitcode"] < 0
+    ]
+
+
+def _raised(folder: Path) -> list[tuple[int, float, str]]:
+    causes = []
+    for path in folder.glob("logs/**/error.json"):
+        message = json.loads(path.read_text())["message"]
+        text, extra = (message["message"], message["extraInfo"]) if isinstance(message, dict) else (message, {})
+        lost_peer = text.startswith("CommError")
+        causes.append((int(lost_peer), float(extra.get("timestamp", 0)), f"rank {path.parent.name}: {text}"))
+    return causes

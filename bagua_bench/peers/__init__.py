@@ -1,0 +1,1 @@
+"""The systems that Bagua is compared with, behind the trainer interface of the engine."""

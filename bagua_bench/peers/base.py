@@ -1,0 +1,19 @@
+"""What a peer system is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import nn
+from torch.optim import Optimizer
+
+from bagua_bench.comm import CountedComm
+from bagua_bench.training.trainer import Trainer
+
+
+class Peer(ABC):
+    """Another data-parallel training system; constructor arguments are its options."""
+
+    @abstractmethod
+    def attach(self, model: nn.Module, optimizer: Optimizer, comm: CountedComm) -> Trainer:
+        """Wrap model and optimizer; collective over `comm`."""

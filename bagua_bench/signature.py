@@ -1,0 +1,71 @@
+"""Reads what a class's constructor accepts from its source, without importing it (and torch with it)."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What one constructor argument accepts: values of some plain types, or one of a few literals."""
+
+    types: tuple[str, ...]
+    choices: tuple[object, ...]
+
+    def accepts(self, value: object) -> bool:
+        """Whether a plain value from a configuration file fits."""
+        if self.choices:
+            return value in self.choices
+        kinds = {"NoneType" if value is None else type(value).__name__}
+        if kinds == {"int"}:
+            kinds.add("float")
+        return not self.types or bool(kinds & set(self.types))
+
+    def __str__(self) -> str:
+        if self.choices:
+            return "one of " + ", ".join(str(choice) for choice in self.choices)
+        names = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "a text", "NoneType": "null"}
+        return " or ".join(names.get(name, name) for name in self.types)
+
+
+def source_of(target: str) -> Path:
+    """The file that defines the class `package.module.Class`. ValueError if there is none."""
+    module = target.rpartition(".")[0]
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None or spec.origin is None:
+        raise ValueError(f"_target_={target}: there is no module '{module}'")
+    return Path(spec.origin)
+
+
+@cache
+def arguments(target: str) -> dict[str, Argument]:
+    """Names and accepted values of the constructor's arguments of `package.module.Class`."""
+    name = target.rpartition(".")[2]
+    tree = ast.parse(source_of(target).read_text())
+    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    if not found:
+        raise ValueError(f"_target_={target}: there is no class '{name}' in that module")
+    methods = [node for node in found[0].body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    if not methods:
+        return {}
+    given = methods[0].args
+    return {a.arg: _argument(a.annotation) for a in [*given.args[1:], *given.kwonlyargs]}
+
+
+def _argument(annotation: ast.expr | None) -> Argument:
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value).endswith("Literal"):
+        elements = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        return Argument((), tuple(ast.literal_eval(element) for element in elements))
+    if isinstance(annotation, ast.BinOp):
+        left, right = _argument(annotation.left), _argument(annotation.right)
+        return Argument(left.types + right.types, left.choices + right.choices)
+    if isinstance(annotation, ast.Constant) and annotation.value is None:
+        return Argument(("NoneType",), ())
+    return Argument((annotation.id,) if isinstance(annotation, ast.Name) else (), ())

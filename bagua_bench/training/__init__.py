@@ -1,0 +1,1 @@
+"""One worker: the engine, the training loop, its clock and its checks."""

@@ -1,0 +1,61 @@
+"""Buckets: which parameters travel together, and where they lie (spec: algorithms 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from algorithms.base import Bucket
+
+
+def split(sizes: Sequence[tuple[str, int]], bucket_size: int) -> list[list[int]]:
+    """Cut a list of (dtype name, bytes) greedily into buckets of indices, dtype by dtype in the order of names.
+
+    A bucket closes as soon as it holds at least `bucket_size` bytes: it overshoots, and tensors are never cut.
+    """
+    buckets: list[list[int]] = []
+    for dtype in sorted({name for name, _ in sizes}):
+        members, filled = [], 0
+        for index in (i for i, (name, _) in enumerate(sizes) if name == dtype):
+            members.append(index)
+            filled += sizes[index][1]
+            if filled >= bucket_size:
+                buckets.append(members)
+                members, filled = [], 0
+        if members:
+            buckets.append(members)
+    return buckets
+
+
+def make_buckets(params: Iterable[Parameter], bucket_size: int, multiple: int, gradients: bool) -> list[Bucket]:
+    """Move trainable parameters, last registered first, into buckets of flat storage.
+
+    `bucket_size` in bytes; lengths are padded to a `multiple` (the number of ranks). Peak memory is one bucket
+    above that of the parameters.
+    """
+    ordered = [p for p in params if p.requires_grad][::-1]
+    sizes = [(f"{p.device}/{p.dtype}", p.nbytes) for p in ordered]
+    groups = split(sizes, bucket_size)
+    return [_flatten(str(i), [ordered[j] for j in group], multiple, gradients) for i, group in enumerate(groups)]
+
+
+def _flatten(name: str, params: list[Parameter], multiple: int, gradients: bool) -> Bucket:
+    first = params[0]
+    elements = sum(p.numel() for p in params)
+    length = -(-elements // multiple) * multiple
+    weight = _padded(first, elements, length)
+    grad = _padded(first, elements, length) if gradients else first.new_empty(0)
+    bucket = Bucket(name, params, weight, grad)
+    for p, view in zip(params, bucket.views(weight), strict=True):
+        view.copy_(p.detach())
+        p.data = view
+    return bucket
+
+
+def _padded(like: Tensor, elements: int, length: int) -> Tensor:
+    flat = torch.empty(length, dtype=like.dtype, device=like.device)
+    flat[elements:] = 0
+    return flat

@@ -1,0 +1,63 @@
+"""What must hold after a run for its numbers to count."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def check_replicas(model: nn.Module, consensus: float) -> dict[str, Any]:
+    """Compare the replicas of all ranks; collective over the default group.
+
+    `finite`: no NaN or Inf in the weights. `replicas`: "equal" (bit for bit), or with consensus > 0 the largest
+    distance of a replica from the mean, relative to the mean's norm. `passed`, and `reason` where it did not.
+    """
+    params = [p.detach() for p in model.parameters()]
+    finite = _all(all(bool(torch.isfinite(p.sum(dtype=torch.float64))) for p in params))
+    if not finite:
+        return {"passed": False, "reason": "the weights hold NaN or Inf", "finite": False}
+    if consensus == 0:
+        equal = _equal_digests(_digest(params))
+        reason = None if equal else "the replicas differ, and this algorithm keeps them equal"
+        return {"passed": equal, "reason": reason, "finite": True, "replicas": "equal" if equal else "different"}
+    distance = _consensus_distance(params)
+    passed = distance <= consensus
+    reason = None if passed else f"replicas are {distance:.3g} from their mean, allowed: {consensus:.3g}"
+    return {"passed": passed, "reason": reason, "finite": True, "replicas": distance}
+
+
+def _all(value: bool) -> bool:
+    flag = torch.tensor([int(value)])
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag.item())
+
+
+def _digest(params: list[Tensor]) -> bytes:
+    digest = hashlib.sha256()
+    for p in params:
+        digest.update(memoryview(p.cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+    return digest.digest()
+
+
+def _equal_digests(own: bytes) -> bool:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    return len(set(everyone)) == 1
+
+
+def _consensus_distance(params: list[Tensor]) -> float:
+    away, norm = 0.0, 0.0
+    for p in params:
+        mean = p.double().cpu()
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+        away += float((p.double().cpu() - mean).square().sum())
+        norm += float(mean.square().sum())
+    worst = torch.tensor([away], dtype=torch.float64)
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return math.sqrt(float(worst) / norm) if norm else 0.0

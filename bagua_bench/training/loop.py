@@ -1,0 +1,89 @@
+"""The training loop of one rank: warm up until stable, start over, take the timed steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bagua_bench.training import memory
+from bagua_bench.training.clock import StepClock
+from bagua_bench.training.trainer import Trainer
+from tasks.base import Batch, Task
+
+_WINDOW = 3  # warm-up ends when this many steps in a row ...
+_STABLE = 1.1  # ... differ by less than this factor
+_PATIENCE = 4  # or after this many times the steps asked for
+
+
+class Loop:
+    """Takes steps of `accumulate` batches each; `report(step, loss, seconds)` is called after every one."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        task: Task,
+        batches: Iterator[Batch],
+        device: torch.device,
+        accumulate: int,
+        report: Callable[[str, int, float, float], None],
+    ) -> None:
+        self._trainer, self._task, self._batches, self._device = trainer, task, batches, device
+        self._accumulate, self._report = accumulate, report
+        self._clock = StepClock()
+
+    def step(self) -> tuple[dict[str, float], float]:
+        """One step: seconds by phase (data not among them) and the loss."""
+        batches = [self._next_batch() for _ in range(self._accumulate)]
+        loss = self._train(batches)
+        return self._clock.stop(), float(loss)
+
+    def timed(self, steps: int) -> tuple[list[dict[str, float]], list[float]]:
+        """Seconds by phase and loss of every step."""
+        seconds, losses = [], []
+        for k in range(1, steps + 1):
+            spent, loss = self.step()
+            seconds.append(spent)
+            losses.append(loss)
+            self._report("timed", k, loss, spent["step"])
+        return seconds, losses
+
+    def warm_up(self, least: int) -> int:
+        """Take at least `least` steps, and more until their time is stable; return how many. All ranks agree."""
+        recent: deque[float] = deque(maxlen=_WINDOW)
+        for k in range(1, _PATIENCE * least + 1):
+            spent, loss = self.step()
+            self._report("warm-up", k, loss, spent["step"])
+            if k == 1:
+                memory.trim()  # optimizer state and buffers exist now; the way there needed more
+            slowest = torch.tensor([spent["step"]])
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            recent.append(float(slowest))
+            if k >= least and len(recent) == _WINDOW and max(recent) < _STABLE * min(recent):
+                return k
+        return _PATIENCE * least
+
+    def _next_batch(self) -> Batch:
+        return tuple(part.to(self._device) for part in next(self._batches))
+
+    def _train(self, batches: list[Batch]) -> Tensor:
+        trainer, clock = self._trainer, self._clock
+        total = torch.zeros((), device=self._device)
+        for batch in batches:
+            with nullcontext() if batch is batches[-1] else trainer.no_sync():
+                clock.mark("forward")
+                loss = self._task.loss(trainer.module, batch) / len(batches)
+                clock.mark("backward")
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        clock.mark("communication", at=trainer.gradients_done)
+        trainer.synchronize()
+        clock.mark("optimizer")
+        trainer.optimize()
+        clock.mark("communication")
+        trainer.publish()
+        return total

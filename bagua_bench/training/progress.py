@@ -1,0 +1,29 @@
+"""What a run tells the process that watches it: one JSON object per line, written by rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+class Progress:
+    """Appends to a file, on rank 0 only; with no file it says nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path if os.environ.get("RANK", "0") == "0" else None
+
+    def say(self, phase: str, **fields: float) -> None:
+        """Report that the run is in `phase`."""
+        if self._path is not None:
+            with self._path.open("a") as stream:
+                stream.write(json.dumps({"phase": phase, **fields}) + "\n")
+
+    def stepper(self, samples: int, steps: int) -> Callable[[str, int, float, float], None]:
+        """A function (phase, step, loss, seconds) that reports a step of `samples` samples, out of `steps`."""
+
+        def report(phase: str, step: int, loss: float, seconds: float) -> None:
+            self.say(phase, step=step, steps=steps, loss=loss, rate=samples / seconds)
+
+        return report

@@ -1,0 +1,31 @@
+"""Puts model and optimizer back to their start after warm-up, without a second copy of the weights in memory."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+
+class Snapshot:
+    """The model's state at construction, in a temporary file that ends with the object's `restore`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="bagua-bench-")
+        self._path = Path(self._folder.name) / "start.pt"
+        torch.save(model.state_dict(), self._path)
+
+    def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Overwrite the state in place and zero all optimizer state, which is how SGD and Adam begin."""
+        start = torch.load(self._path, mmap=True, weights_only=True)
+        for name, tensor in model.state_dict().items():
+            tensor.copy_(start[name])
+        for state in optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+        del start
+        self._folder.cleanup()

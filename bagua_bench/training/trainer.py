@@ -1,0 +1,55 @@
+"""What a training step is made of: one small interface for the engine and every peer system."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import nn
+from torch.optim import Optimizer
+
+
+class Trainer(ABC):
+    """One rank's side of data-parallel training. A step is: forward through `module`, backward of the loss, then
+    `synchronize`, `optimize`, `publish`, in this order and on one thread."""
+
+    module: nn.Module
+    """What to call for the forward pass."""
+    model: nn.Module
+    """The user's model."""
+    optimizer: Optimizer
+    gradients_done: float | None = None
+    """`StepClock.now()` of the last gradient, for systems that wait for communication inside the backward pass."""
+    consensus: float = 0.0
+    """Largest allowed distance between replicas, relative; 0: bit-equal."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Forward and backward inside this context only accumulate gradients."""
+        return nullcontext()
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for the communication that the optimizer step needs. Raises what failed on the way."""
+
+    @abstractmethod
+    def optimize(self) -> None:
+        """Take the optimizer step and clear the gradients."""
+
+    def publish(self) -> None:  # noqa: B027  most systems have nothing to do here
+        """Do the communication that follows the optimizer step."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """No communication and no change of the weights inside this context (evaluation, checkpoint)."""
+        return nullcontext()
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Forget all steps taken: the caller has restored the initial weights and optimizer state."""
+
+    @abstractmethod
+    def sent(self) -> dict[str, float]:
+        """Bytes sent so far by this rank: `flat`, `intra` (inside a server), `inter` (between leaders)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all communication and leave nothing behind on the model."""

@@ -1,0 +1,118 @@
+"""One rank of a run: builds the task and the trainer from the resolved configuration, trains, measures, checks.
+
+Started by torchrun as `python -m bagua_bench.training.worker FOLDER` (FOLDER holds config.json and receives
+progress.jsonl and result.json), or called in-process where the job exists already.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.launch.lifetime import die_with_parent
+from bagua_bench.training import memory
+from bagua_bench.training.build import build, make_trainer
+from bagua_bench.training.checks import check_replicas
+from bagua_bench.training.loop import Loop
+from bagua_bench.training.progress import Progress
+from bagua_bench.training.snapshot import Snapshot
+from bagua_bench.training.trainer import Trainer
+from tasks.base import Task
+
+
+def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
+    """Run one cell in an existing torchrun or Slurm job; return the result on rank 0, None elsewhere."""
+    run = config["run"]
+    device = torch.device(run["device"])
+    if device.type == "cuda":
+        device = torch.device("cuda", int(torch.cuda.current_device()))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=run["timeout"]))
+    try:
+        comm = TorchComm.create(config["transport"]["backend"], run["timeout"], config["cluster"]["ranks_per_server"])
+        task: Task = build(config["task"])
+        torch.manual_seed(run["seed"])
+        model = task.model().to(device)
+        trainer = make_trainer(config, model, task.optimizer(model), comm)
+        memory.trim()  # the parameters have moved into buckets
+        try:
+            return _measure(config, task, trainer, device, progress)
+        finally:
+            trainer.close()
+    finally:
+        dist.destroy_process_group()
+
+
+def _measure(
+    config: dict[str, Any], task: Task, trainer: Trainer, device: torch.device, progress: Progress
+) -> dict[str, Any] | None:
+    run, rank, size = config["run"], dist.get_rank(), dist.get_world_size()
+    samples = task.batch * run["accumulate"] * size
+    batches = task.batches(rank, size, run["seed"])
+    loop = Loop(trainer, task, batches, device, run["accumulate"], progress.stepper(samples, run["steps"]))
+    warmup_steps = _warm_up(run, trainer, loop) if run["warmup"] else 0
+    torch.manual_seed(run["seed"] + 1 + rank)  # dropout differs between ranks
+    memory.reset_peak(device)
+    sent = trainer.sent()
+    dist.barrier()
+    seconds, losses = loop.timed(run["steps"])
+    own = {
+        "seconds": seconds,
+        "losses": losses,
+        "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
+        "peak_memory": memory.peak(device),
+    }
+    with trainer.paused():
+        progress.say("checking")
+        checks = check_replicas(trainer.model, trainer.consensus)
+        own["metrics"] = task.evaluate(trainer.model) if run["evaluate"] and checks["passed"] else {}
+    ranks = _gather(own)
+    if ranks is None:
+        return None
+    return {
+        "ranks": ranks,
+        "checks": checks,
+        "samples_per_step": samples,
+        "samples_per_epoch": task.samples_per_epoch,
+        "synthetic": task.synthetic,
+        "warmup_steps": warmup_steps,
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+    }
+
+
+def _warm_up(run: dict[str, Any], trainer: Trainer, loop: Loop) -> int:
+    start = Snapshot(trainer.model)
+    steps = loop.warm_up(run["warmup"])
+    with trainer.paused():
+        start.restore(trainer.model, trainer.optimizer)
+        trainer.restart()
+    return steps
+
+
+def _gather(own: dict[str, Any]) -> list[dict[str, Any]] | None:
+    everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(own, everyone, dst=0)
+    return everyone
+
+
+@record
+def main() -> None:
+    """Entry point under torchrun."""
+    die_with_parent()
+    folder = Path(sys.argv[1])
+    result = train(json.loads((folder / "config.json").read_text()), Progress(folder / "progress.jsonl"))
+    if result is not None:
+        part = folder / "result.json.part"
+        part.write_text(json.dumps(result))
+        part.rename(folder / "result.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Says what is wrong with a resolved configuration, before anything is started and without importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bagua_bench.cell import world_size
+from bagua_bench.config import ConfigError
+from bagua_bench.signature import arguments
+
+DIGITS_TRAIN = 1437
+"""Training samples of the bundled digits (`tasks.images`)."""
+
+_LEAST = {
+    "run.steps": 1,
+    "run.warmup": 0,
+    "run.accumulate": 1,
+    "run.bucket_size": 0,
+    "cluster.servers": 1,
+    "cluster.ranks_per_server": 1,
+    "task.batch": 1,
+}
+
+
+def validate(cell: dict[str, Any]) -> None:
+    """Raise ConfigError, one line that names key, value and what is allowed, for the first thing that is wrong."""
+    for rule in (_constructors, _ranges, _device, _data, _peers):
+        for message in rule(cell):
+            raise ConfigError(message)
+
+
+def _constructors(cell: dict[str, Any]) -> Iterator[str]:
+    for group in ("task", "algo"):
+        given = {key: value for key, value in cell[group].items() if key not in ("name", "_target_")}
+        try:
+            accepted = arguments(cell[group].get("_target_", ""))
+        except ValueError as error:
+            yield f"{group}.{error}"
+            return
+        for key, value in given.items():
+            if key not in accepted:
+                yield f"{group}.{key}={value}: no such key; allowed in {group}: {', '.join(accepted)}"
+            elif not accepted[key].accepts(value):
+                yield f"{group}.{key}={value}: expected {accepted[key]}"
+
+
+def _ranges(cell: dict[str, Any]) -> Iterator[str]:
+    for path, least in _LEAST.items():
+        group, key = path.split(".")
+        if cell[group].get(key, least) < least:
+            yield f"{path}={cell[group][key]}: must be at least {least}"
+    if cell["run"]["timeout"] <= 0:
+        yield f"run.timeout={cell['run']['timeout']}s: must be positive"
+
+
+def _device(cell: dict[str, Any]) -> Iterator[str]:
+    device, backend = cell["run"]["device"], cell["transport"]["backend"]
+    if backend == "nccl" and device != "cuda":
+        yield f"transport={cell['transport']['name']}: NCCL moves CUDA tensors only, but run.device={device}; use gloo"
+
+
+def _data(cell: dict[str, Any]) -> Iterator[str]:
+    data = cell["task"].get("data")
+    if data is None:
+        return
+    samples = cell["task"]["batch"] * world_size(cell)
+    available = DIGITS_TRAIN
+    if data != "digits":
+        root = Path(data)
+        for part in ("train", "val"):
+            if not (root / part).is_dir():
+                yield f"task.data={data}: allowed: digits, or a directory that holds train/CLASS/*.jpg and val/CLASS/*.jpg"
+                return
+        available = _count(root / "train", samples)
+    if samples > available:
+        yield (
+            f"cluster.servers={cell['cluster']['servers']}: {world_size(cell)} ranks x task.batch={cell['task']['batch']} "
+            f"need {samples} samples a step, {data} has {available}; "
+            f"allowed: at most {available // cell['task']['batch']} ranks"
+        )
+
+
+def _count(folder: Path, enough: int) -> int:
+    """Number of files in the folders of `folder`, counted until there are enough."""
+    found = 0
+    for item in folder.glob("*/*"):
+        found += item.is_file()
+        if found >= enough:
+            break
+    return found
+
+
+def _peers(cell: dict[str, Any]) -> Iterator[str]:
+    if not cell["algo"]["_target_"].startswith("bagua_bench.peers."):
+        return
+    for key, default in (("overlap", True), ("bucket_size", 10 * 2**20), ("find_unused_parameters", False)):
+        if cell["run"][key] != default:
+            yield f"run.{key}={cell['run'][key]}: belongs to Bagua's engine; algo={cell['algo']['name']} has its own options"

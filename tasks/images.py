@@ -1,0 +1,123 @@
+"""Image classification: the handwritten digits bundled with scikit-learn, or a folder in ImageNet's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, Optimizer
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from tasks.base import Batch, Task
+from tasks.torchvision_compat import torchvision
+
+DIGITS_TEST = 360
+"""Held-out digits of 1,797."""
+
+
+class Digits(Dataset[tuple[Tensor, int]]):
+    """8 x 8 handwritten digits, upsampled to (3, image, image) and normalised; a fixed, stratified split."""
+
+    def __init__(self, image: int, train: bool) -> None:
+        pixels, labels = load_digits(return_X_y=True)
+        parts = train_test_split(pixels, labels, test_size=DIGITS_TEST, stratify=labels, random_state=0)
+        pixels, labels = (parts[0], parts[2]) if train else (parts[1], parts[3])
+        self._pixels = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 8 - 1
+        self._labels = labels.tolist()
+        self._image = image
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        size = (self._image, self._image)
+        image = F.interpolate(self._pixels[index : index + 1], size, mode="bilinear", align_corners=False)
+        return image[0].expand(3, -1, -1), self._labels[index]
+
+
+def image_folder(root: str, image: int, train: bool) -> Dataset[tuple[Tensor, int]]:
+    """root/train or root/val with one folder of images per class, cropped and normalised as for ImageNet."""
+    transforms = torchvision.transforms
+    if train:
+        crop = [transforms.RandomResizedCrop(image), transforms.RandomHorizontalFlip()]
+    else:
+        crop = [transforms.Resize(image * 256 // 224), transforms.CenterCrop(image)]
+    normalise = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    steps = transforms.Compose([*crop, transforms.ToTensor(), normalise])
+    folder: Dataset[tuple[Tensor, int]] = torchvision.datasets.ImageFolder(
+        str(Path(root) / ("train" if train else "val")), steps
+    )
+    return folder
+
+
+class ImageTask(Task):
+    """Cross-entropy and top-1 accuracy on images; SGD with momentum, as in the ImageNet recipe.
+
+    data: "digits", or a directory with train/CLASS/*.jpg and val/CLASS/*.jpg; image: pixels per side.
+    """
+
+    synthetic = False
+
+    def __init__(
+        self,
+        data: str = "digits",
+        batch: int = 32,
+        image: int = 224,
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        workers: int = 0,
+    ) -> None:
+        self.batch, self._data, self._image, self._workers = batch, data, image, workers
+        self._recipe = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        self._train = self._dataset(train=True)
+        self.samples_per_epoch = len(self._train)  # type: ignore[arg-type]
+
+    def _dataset(self, train: bool) -> Dataset[tuple[Tensor, int]]:
+        if self._data == "digits":
+            return Digits(self._image, train)
+        return image_folder(self._data, self._image, train)
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return SGD(model.parameters(), fused=True, **self._recipe)
+
+    def batches(self, rank: int, size: int, seed: int) -> Iterator[Batch]:
+        if self.samples_per_epoch < size * self.batch:
+            raise ValueError(f"task.batch={self.batch}: {size} ranks need more than the {self.samples_per_epoch} samples")
+        sampler = DistributedSampler(self._train, size, rank, seed=seed, drop_last=True)
+        loader = DataLoader(
+            self._train,
+            self.batch,
+            sampler=sampler,
+            num_workers=self._workers,
+            drop_last=True,
+            generator=torch.Generator().manual_seed(seed * size + rank),
+        )
+        epoch = 0
+        while True:
+            sampler.set_epoch(epoch)
+            for images, labels in loader:
+                yield images, labels
+            epoch += 1
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        images, labels = batch
+        return F.cross_entropy(model(images), labels)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        device = next(model.parameters()).device
+        training = model.training
+        model.eval()
+        correct = total = 0
+        for images, labels in DataLoader(self._dataset(train=False), 2 * self.batch, num_workers=self._workers):
+            guess = model(images.to(device)).argmax(1).cpu()
+            correct += int((guess == labels).sum())
+            total += len(labels)
+        model.train(training)
+        return {"top1": correct / total}

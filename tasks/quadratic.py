@@ -1,0 +1,78 @@
+"""A convex problem with a different local optimum on every rank and a closed-form global one: the tests' oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from tasks.base import Batch, Task
+
+
+class Point(nn.Module):
+    """A point of R^n held in three parameters of unequal size; the forward pass returns it."""
+
+    def __init__(self, dimensions: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        cuts = torch.tensor_split(torch.zeros(dimensions, dtype=dtype), (dimensions // 2, dimensions // 2 + 3))
+        self.parts = nn.ParameterList(nn.Parameter(part.clone()) for part in cuts)
+
+    def forward(self) -> Tensor:
+        return torch.cat(list(self.parts))
+
+
+class Quadratic(Task):
+    """Rank r minimises 1/2 (x - c_r)' H_r (x - c_r), H_r symmetric with eigenvalues in [0.5, 1.5].
+
+    The mean over ranks is least at (sum of H_r)^-1 (sum of H_r c_r). `scale` changes nothing.
+    """
+
+    synthetic = True
+    samples_per_epoch = 1000
+
+    def __init__(
+        self, scale: str = "tiny", batch: int = 1, dimensions: int = 32, dtype: str = "float32", lr: float = 0.5
+    ) -> None:
+        self.batch, self._dimensions, self._lr = batch, dimensions, lr
+        self._dtype = getattr(torch, dtype)
+        self._world = (1, 0)
+
+    def model(self) -> nn.Module:
+        return Point(self._dimensions, self._dtype)
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return SGD(model.parameters(), lr=self._lr)
+
+    def problem(self, rank: int, seed: int) -> tuple[Tensor, Tensor]:
+        """H (n, n) and c (n,) of a rank."""
+        generator = torch.Generator().manual_seed(1_000_003 * seed + rank)
+        n = self._dimensions
+        basis = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
+        values = 0.5 + torch.rand(n, generator=generator, dtype=torch.float64)
+        centre = torch.randn(n, generator=generator, dtype=torch.float64)
+        return ((basis * values) @ basis.T).to(self._dtype), centre.to(self._dtype)
+
+    def optimum(self, size: int, seed: int) -> Tensor:
+        """The minimum of the mean over ranks, (n,), float64."""
+        problems = [tuple(t.double() for t in self.problem(rank, seed)) for rank in range(size)]
+        total = torch.stack([h for h, _ in problems]).sum(0)
+        pull = torch.stack([h @ c for h, c in problems]).sum(0)
+        return torch.linalg.solve(total, pull)
+
+    def batches(self, rank: int, size: int, seed: int) -> Iterator[Batch]:
+        self._world = (size, seed)
+        h, c = self.problem(rank, seed)
+        while True:
+            yield h.expand(self.batch, -1, -1), c.expand(self.batch, -1)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        h, c = batch
+        away = model() - c
+        return 0.5 * torch.einsum("bi,bij,bj->b", away, h, away).mean()
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        optimum = self.optimum(*self._world)
+        return {"distance": float((model().double().cpu() - optimum).norm() / optimum.norm())}

@@ -1,0 +1,24 @@
+"""ResNet-50 (He et al. 2015) on images: 25,557,032 parameters at scale paper and cpu."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from tasks.images import ImageTask
+from tasks.torchvision_compat import torchvision
+
+
+class ResNet50(ImageTask):
+    """torchvision's ResNet-50. At scale tiny a bottleneck network with one block per stage, 1/16 as wide inside."""
+
+    def __init__(self, scale: str = "paper", **images: object) -> None:
+        super().__init__(**images)  # type: ignore[arg-type]
+        self._tiny = scale == "tiny"
+
+    def model(self) -> nn.Module:
+        resnet = torchvision.models.resnet
+        if self._tiny:
+            model: nn.Module = resnet.ResNet(resnet.Bottleneck, [1, 1, 1, 1], num_classes=10, width_per_group=4)
+        else:
+            model = torchvision.models.resnet50()
+        return model
