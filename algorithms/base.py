@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -136,10 +136,9 @@ class Algorithm(ABC):
     def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
         """Create the per-bucket state. Weights are equal on all ranks. Called again to start over."""
 
+    @abstractmethod
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
         """Run the algorithm on one bucket. Collective; buckets come in the same order on every rank."""
-        raise NotImplementedError
 
     def finish(self, bucket: Bucket, step: int) -> None:
         """Publish the result of `communicate` on the training thread, while nobody reads the weights."""
-

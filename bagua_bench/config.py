@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -75,6 +76,16 @@ class Network:
 
 
 @dataclass
+class Campaign:
+    """Cells = every combination of `axes` (KEY=A,B,C), each composed with `overrides` (KEY=VALUE)."""
+
+    rounds: int = 5
+    overrides: list[str] = field(default_factory=list)
+    axes: list[str] = field(default_factory=list)
+    figure: str = "throughput"
+
+
+@dataclass
 class Config:
     """Everything; `task` and `algo` hold the constructor arguments of their `_target_`."""
 
@@ -85,7 +96,7 @@ class Config:
     cluster: Cluster = field(default_factory=Cluster)
     network: Network = field(default_factory=Network)
     run: Run = field(default_factory=Run)
-    campaign: Any = None
+    campaign: Optional[Campaign] = None  # noqa: UP045  OmegaConf reads it
     debug: Any = None
 
 
@@ -101,9 +112,8 @@ def register() -> None:
 
 
 def _by_scale(*values: Any, _parent_: DictConfig) -> Any:
-    if _parent_.scale not in SCALES:
-        raise ConfigError(f"task.scale={_parent_.scale}: allowed: {', '.join(SCALES)}")
-    return values[SCALES.index(_parent_.scale)]
+    """The value for the task's scale; a wrong scale is reported by `validate`."""
+    return values[SCALES.index(_parent_.scale) if _parent_.scale in SCALES else 0]
 
 
 def has_cuda() -> bool:
@@ -135,7 +145,7 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:
     return cell
 
 
-def _parse(run: dict[str, Any], key: str, table: dict[str, float]) -> float:
+def _parse(run: dict[str, Any], key: str, table: Mapping[str, float]) -> float:
     try:
         return units.parse(f"run.{key}", run[key], table)
     except ValueError as error:

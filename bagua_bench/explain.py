@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -68,8 +69,16 @@ def _bad_value(override: Override, selected: list[str]) -> str | None:
         try:
             compose("config", [*selected, f"{override.key_or_group}={value}"])
         except (HydraException, OmegaConfBaseException) as error:
-            return f"{override.key_or_group}={value}: {_first_line(error.__cause__ or error)}"
+            return f"{override.key_or_group}={value}: {_expected(_first_line(error.__cause__ or error))}"
     return None
+
+
+def _expected(message: str) -> str:
+    """OmegaConf's message on a wrong value, as what is expected."""
+    match = re.search(r"could not be converted to (\w+)|expected one of \[(.*)\]", message)
+    if match is None:
+        return message
+    return f"expected {match[1].lower()}" if match[1] else f"allowed: {match[2]}"
 
 
 def _allowed(given: str, names: Sequence[str], where: str) -> str:

@@ -41,9 +41,9 @@ def _constructors(cell: dict[str, Any]) -> Iterator[str]:
             return
         for key, value in given.items():
             if key not in accepted:
-                yield f"{group}.{key}={value}: no such key; allowed in {group}: {', '.join(accepted)}"
+                yield f"{group}.{key}={_text(value)}: no such key; allowed in {group}: {', '.join(accepted)}"
             elif not accepted[key].accepts(value):
-                yield f"{group}.{key}={value}: expected {accepted[key]}"
+                yield f"{group}.{key}={_text(value)}: expected {accepted[key]}"
 
 
 def _ranges(cell: dict[str, Any]) -> Iterator[str]:
@@ -71,14 +71,14 @@ def _data(cell: dict[str, Any]) -> Iterator[str]:
         root = Path(data)
         for part in ("train", "val"):
             if not (root / part).is_dir():
-                yield f"task.data={data}: allowed: digits, or a directory that holds train/CLASS/*.jpg and val/CLASS/*.jpg"
+                yield f"task.data={data}: allowed: digits, or a directory with train/CLASS/*.jpg and val/CLASS/*.jpg"
                 return
         available = _count(root / "train", samples)
     if samples > available:
+        batch, servers = cell["task"]["batch"], cell["cluster"]["servers"]
         yield (
-            f"cluster.servers={cell['cluster']['servers']}: {world_size(cell)} ranks x task.batch={cell['task']['batch']} "
-            f"need {samples} samples a step, {data} has {available}; "
-            f"allowed: at most {available // cell['task']['batch']} ranks"
+            f"cluster.servers={servers}: {world_size(cell)} ranks x task.batch={batch} need {samples} samples a step, "
+            f"{data} has {available}; allowed: at most {available // batch} ranks"
         )
 
 
@@ -97,4 +97,12 @@ def _peers(cell: dict[str, Any]) -> Iterator[str]:
         return
     for key, default in (("overlap", True), ("bucket_size", 10 * 2**20), ("find_unused_parameters", False)):
         if cell["run"][key] != default:
-            yield f"run.{key}={cell['run'][key]}: belongs to Bagua's engine; algo={cell['algo']['name']} has its own options"
+            algo = cell["algo"]["name"]
+            yield f"run.{key}={_text(cell['run'][key])}: belongs to Bagua's engine; algo={algo} has its own options"
+
+
+def _text(value: object) -> str:
+    """A value as the user would write it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,9 @@ class BertLarge(Task):
     synthetic = True
     samples_per_epoch = 88_641
 
-    def __init__(self, scale: str = "paper", batch: int = 6, length: int = 384, lr: float = 3e-5) -> None:
+    def __init__(
+        self, scale: Literal["paper", "cpu", "tiny"] = "paper", batch: int = 6, length: int = 384, lr: float = 3e-5
+    ) -> None:
         self.batch, self._length, self._lr, self._tiny = batch, length, lr, scale == "tiny"
 
     def model(self) -> nn.Module:
@@ -35,9 +38,7 @@ class BertLarge(Task):
                 vocab_size=200, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
             )
         else:
-            config = BertConfig(
-                hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
-            )
+            config = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
         self._vocabulary = config.vocab_size
         model: nn.Module = BertForQuestionAnswering(config)
         return model

@@ -26,8 +26,6 @@ def mel_matrix() -> Tensor:
 
 def log_mel(waveform: Tensor) -> Tensor:
     """Normalised log-mel energies of waveforms (batch, samples): (batch, frames, MELS)."""
-    spectrum = torch.stft(
-        waveform, FFT, HOP, WINDOW, torch.hann_window(WINDOW), center=False, return_complex=True
-    )
+    spectrum = torch.stft(waveform, FFT, HOP, WINDOW, torch.hann_window(WINDOW), center=False, return_complex=True)
     energies = torch.log(spectrum.abs().square().transpose(1, 2) @ mel_matrix() + 1e-6)
     return (energies - energies.mean((1, 2), keepdim=True)) / energies.std((1, 2), keepdim=True)

@@ -58,20 +58,14 @@ def image_folder(root: str, image: int, train: bool) -> Dataset[tuple[Tensor, in
 class ImageTask(Task):
     """Cross-entropy and top-1 accuracy on images; SGD with momentum, as in the ImageNet recipe.
 
-    data: "digits", or a directory with train/CLASS/*.jpg and val/CLASS/*.jpg; image: pixels per side.
+    data: "digits", or a directory with train/CLASS/*.jpg and val/CLASS/*.jpg; image: pixels per side; workers:
+    processes that load data.
     """
 
     synthetic = False
 
     def __init__(
-        self,
-        data: str = "digits",
-        batch: int = 32,
-        image: int = 224,
-        lr: float = 0.01,
-        momentum: float = 0.9,
-        weight_decay: float = 1e-4,
-        workers: int = 0,
+        self, data: str, batch: int, image: int, lr: float, momentum: float, weight_decay: float, workers: int
     ) -> None:
         self.batch, self._data, self._image, self._workers = batch, data, image, workers
         self._recipe = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
@@ -88,7 +82,9 @@ class ImageTask(Task):
 
     def batches(self, rank: int, size: int, seed: int) -> Iterator[Batch]:
         if self.samples_per_epoch < size * self.batch:
-            raise ValueError(f"task.batch={self.batch}: {size} ranks need more than the {self.samples_per_epoch} samples")
+            raise ValueError(
+                f"task.batch={self.batch}: {size} ranks need more than the {self.samples_per_epoch} samples"
+            )
         sampler = DistributedSampler(self._train, size, rank, seed=seed, drop_last=True)
         loader = DataLoader(
             self._train,
@@ -101,8 +97,7 @@ class ImageTask(Task):
         epoch = 0
         while True:
             sampler.set_epoch(epoch)
-            for images, labels in loader:
-                yield images, labels
+            yield from loader
             epoch += 1
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

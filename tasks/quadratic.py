@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,12 @@ class Quadratic(Task):
     samples_per_epoch = 1000
 
     def __init__(
-        self, scale: str = "tiny", batch: int = 1, dimensions: int = 32, dtype: str = "float32", lr: float = 0.5
+        self,
+        scale: Literal["paper", "cpu", "tiny"] = "tiny",
+        batch: int = 1,
+        dimensions: int = 32,
+        dtype: Literal["float32", "float64"] = "float32",
+        lr: float = 0.5,
     ) -> None:
         self.batch, self._dimensions, self._lr = batch, dimensions, lr
         self._dtype = getattr(torch, dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import nn
 
 from tasks.images import ImageTask
@@ -11,8 +13,18 @@ from tasks.torchvision_compat import torchvision
 class ResNet50(ImageTask):
     """torchvision's ResNet-50. At scale tiny a bottleneck network with one block per stage, 1/16 as wide inside."""
 
-    def __init__(self, scale: str = "paper", **images: object) -> None:
-        super().__init__(**images)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        scale: Literal["paper", "cpu", "tiny"] = "paper",
+        data: str = "digits",
+        batch: int = 32,
+        image: int = 224,
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(data, batch, image, lr, momentum, weight_decay, workers)
         self._tiny = scale == "tiny"
 
     def model(self) -> nn.Module:

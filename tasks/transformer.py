@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,9 @@ class Transformer(Task):
     synthetic = True
     samples_per_epoch = 1_009_223
 
-    def __init__(self, scale: str = "paper", batch: int = 32, tokens: int = 30, lr: float = 3e-4) -> None:
+    def __init__(
+        self, scale: Literal["paper", "cpu", "tiny"] = "paper", batch: int = 32, tokens: int = 30, lr: float = 3e-4
+    ) -> None:
         self.batch, self._tokens, self._lr, self._tiny = batch, tokens, lr, scale == "tiny"
 
     def model(self) -> nn.Module:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import nn
 
 from tasks.images import ImageTask
@@ -16,8 +18,19 @@ class VGG16(ImageTask):
     dropout: in the classifier. Other arguments: `ImageTask`.
     """
 
-    def __init__(self, scale: str = "paper", dropout: float = 0.5, **images: object) -> None:
-        super().__init__(**images)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        scale: Literal["paper", "cpu", "tiny"] = "paper",
+        data: str = "digits",
+        batch: int = 32,
+        image: int = 224,
+        dropout: float = 0.5,
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(data, batch, image, lr, momentum, weight_decay, workers)
         self._tiny, self._dropout = scale == "tiny", dropout
 
     def model(self) -> nn.Module:
@@ -29,9 +42,7 @@ class VGG16(ImageTask):
         )
         model = torchvision.models.VGG(features, num_classes=10, init_weights=False)
         model.avgpool = nn.AdaptiveAvgPool2d(1)
-        model.classifier = nn.Sequential(
-            nn.Linear(64, 512), nn.ReLU(), nn.Dropout(self._dropout), nn.Linear(512, 10)
-        )
+        model.classifier = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Dropout(self._dropout), nn.Linear(512, 10))
         for layer in model.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")

@@ -51,9 +51,7 @@ class MinMaxUInt8(Codec):
         chunks, elements = len(wire), out.numel()
         divisor = chunks if op is Op.AVG else 1
         if KERNELS is not None and self._fits_kernel(out):
-            KERNELS.minmax_reduce(
-                pointer(wire), chunks, elements, self.eps, wire.stride(0), divisor, pointer(out)
-            )
+            KERNELS.minmax_reduce(pointer(wire), chunks, elements, self.eps, wire.stride(0), divisor, pointer(out))
             return
         rows = (self._decode_reference(wire[j : j + 1], elements, out.dtype)[0] for j in range(chunks))
         total = next(rows)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +11,12 @@ from torch import Tensor
 from algorithms.base import Op
 from bagua_bench.comm.counted import CommError, CountedComm
 
-_REDUCE = {Op.SUM: torch.add, Op.AVG: torch.add, Op.MIN: torch.minimum, Op.MAX: torch.maximum}
+_REDUCE: dict[Op, Callable[[Tensor, Tensor], Tensor]] = {
+    Op.SUM: torch.add,
+    Op.AVG: torch.add,
+    Op.MIN: torch.minimum,
+    Op.MAX: torch.maximum,
+}
 
 
 class _Board:
@@ -69,8 +73,10 @@ class ThreadComm(CountedComm):
         return shown
 
     def _reduced(self, x: Tensor, op: Op) -> Tensor:
-        total = reduce(_REDUCE[op], self._share(x))
-        return total / self.size if op is Op.AVG else total
+        first, *others = self._share(x)
+        for other in others:
+            first = _REDUCE[op](first, other)
+        return first / self.size if op is Op.AVG else first
 
     def _all_reduce(self, x: Tensor, op: Op) -> None:
         x.copy_(self._reduced(x, op))

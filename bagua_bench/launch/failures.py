@@ -30,7 +30,11 @@ def _killed(folder: Path) -> list[tuple[int, float, str]]:
     path = folder / "failures.json"
     failures: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     return [
-        (0 if failure["signal"] != "SIGTERM" else 2, failure["time"], f"rank {failure['rank']}: killed by {failure['signal']}")
+        (
+            0 if failure["signal"] != "SIGTERM" else 2,
+            failure["time"],
+            f"rank {failure['rank']}: killed by {failure['signal']}",
+        )
         for failure in failures
         if failure["exitcode"] < 0
     ]

@@ -44,7 +44,7 @@ class DDPTrainer(Trainer):
         self.model, self.optimizer = model, optimizer
         trained = [p for p in model.parameters() if p.requires_grad]
         self._hooks = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in trained]
-        self.module = self._ddp = DistributedDataParallel(model, process_group=comm.group, **options)  # type: ignore[arg-type]
+        self.module = self._ddp = DistributedDataParallel(model, process_group=comm.group, **options)
         self._per_step = traffic.all_reduce(sum(p.nbytes for p in trained), comm.size)
         self._sent = 0.0
 

@@ -22,9 +22,7 @@ def build(node: dict[str, Any]) -> Any:
     return getattr(import_module(module), name)(**arguments)
 
 
-def make_trainer(
-    config: dict[str, Any], model: nn.Module, optimizer: Optimizer, comm: CountedComm
-) -> Trainer:
+def make_trainer(config: dict[str, Any], model: nn.Module, optimizer: Optimizer, comm: CountedComm) -> Trainer:
     """The engine with an algorithm, or a peer system; collective."""
     component = build(config["algo"])
     if isinstance(component, Peer):

@@ -40,7 +40,7 @@ def _all(value: bool) -> bool:
 def _digest(params: list[Tensor]) -> bytes:
     digest = hashlib.sha256()
     for p in params:
-        digest.update(memoryview(p.cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+        digest.update(p.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.digest()
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-PHASES = ("forward", "backward", "communication", "optimizer")
-"""Communication is what is exposed: the time the training thread waits for it."""
+from bagua_bench.training.phases import PHASES
 
 
 class StepClock:

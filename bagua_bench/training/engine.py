@@ -62,7 +62,7 @@ class Engine(Trainer):
         self._lane: Lane = ThreadLane()
         self._hooks = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in self._home]
         self._hooks.append(model.register_forward_pre_hook(self._forward_begins))
-        self._accumulating = False
+        self._accumulating = self._synchronized = False
         self.restart()
 
     # -- the training step ------------------------------------------------------------------------------------
@@ -171,9 +171,8 @@ class Engine(Trainer):
         if view is not None and p.grad.data_ptr() != view.data_ptr():
             if p.grad.is_sparse:
                 raise ValueError(f"{self._names[p]}: sparse gradients are not supported")
-            fresh, p.grad = p.grad, view
-            view.copy_(fresh)
-            fresh.untyped_storage().resize_(0)
+            view.copy_(p.grad)
+            p.grad = view
         if self._when is When.BACKWARD and not self._accumulating:
             self._order.ready(index, p)
 

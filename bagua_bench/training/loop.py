@@ -78,7 +78,7 @@ class Loop:
                 clock.mark("forward")
                 loss = self._task.loss(trainer.module, batch) / len(batches)
                 clock.mark("backward")
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
             total += loss.detach()
         clock.mark("communication", at=trainer.gradients_done)
         trainer.synchronize()

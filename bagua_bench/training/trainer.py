@@ -35,7 +35,7 @@ class Trainer(ABC):
     def optimize(self) -> None:
         """Take the optimizer step and clear the gradients."""
 
-    def publish(self) -> None:  # noqa: B027  most systems have nothing to do here
+    def publish(self) -> None:
         """Do the communication that follows the optimizer step."""
 
     def paused(self) -> AbstractContextManager[None]:

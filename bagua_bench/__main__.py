@@ -1,0 +1,95 @@
+"""The front door: `python -m bagua_bench task=vgg16 algo=bytegrad` (Hydra syntax; `--help` lists everything)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from bagua_bench import campaign, config
+from bagua_bench.config import CONF, ConfigError
+from bagua_bench.launch import joined
+from bagua_bench.plan import Job, interleave
+from bagua_bench.validate import validate
+
+ADHOC = "runs"
+"""Campaign name of single runs."""
+
+
+class App:
+    """What Hydra calls, once per combination of a multirun: collects the jobs, so that all are checked before any."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[list[Job], str]] = []
+        self.error: Exception | None = None
+
+    def __call__(self, composed: DictConfig) -> None:
+        try:
+            self.batches.append(self._jobs(composed))
+        except (ConfigError, OmegaConfBaseException) as error:
+            self.error = self.error or error
+
+    def _jobs(self, composed: DictConfig) -> tuple[list[Job], str]:
+        choices = HydraConfig.get().runtime.choices
+        if composed.campaign is None:
+            return [Job(_checked(config.resolve(composed, choices)), 0)], ADHOC
+        overrides = list(HydraConfig.get().overrides.task)
+        cells = [_checked(cell) for cell in campaign.cells(composed.campaign, overrides)]
+        return interleave(cells, composed.campaign.rounds), choices["campaign"]
+
+
+def _checked(cell: dict[str, Any]) -> dict[str, Any]:
+    if joined.is_joined():
+        cell["cluster"]["servers"], cell["cluster"]["ranks_per_server"] = joined.enter()
+    validate(cell)
+    return cell
+
+
+def main() -> int:
+    """Exit code 0; 1 if a run failed, 2 if the configuration is wrong, 130 if interrupted."""
+    config.register()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
+    app = App()
+    try:
+        hydra.main(config_path=str(CONF), config_name="config", version_base=None)(app)()
+        if app.error is not None:
+            raise app.error
+    except (HydraException, OmegaConfBaseException, ConfigError) as error:
+        print(_explained(error), file=sys.stderr)
+        return 2
+    if not app.batches:  # --help and the like
+        return 0
+    from bagua_bench.session import run_jobs  # now that there is something to run
+
+    try:
+        failures = [failure for jobs, name in app.batches for failure in run_jobs(jobs, name, resume=name != ADHOC)]
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _explained(error: Exception) -> str:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConfigError):
+            return str(cause)
+        cause = cause.__cause__
+    from bagua_bench.explain import explain
+
+    arguments = [text for text in sys.argv[1:] if "=" in text and not text.startswith("-")]
+    folders = [Path(b) for a, b in zip(sys.argv, sys.argv[1:], strict=False) if a in ("--config-dir", "-cd")]
+    return explain(error, arguments, folders)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

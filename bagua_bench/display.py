@@ -1,0 +1,97 @@
+"""What the user sees while a run goes on and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from bagua_bench.records import Record
+from bagua_bench.training.phases import PHASES
+
+CONSOLE = Console(highlight=False)
+
+
+@contextmanager
+def watching(title: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Show a progress bar; yields a function that takes the progress events of a run."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[news]}"))
+    with Progress(*columns, console=CONSOLE, transient=True) as progress:
+        bar = progress.add_task(f"{title}: starting", total=None, news="")
+
+        def watch(event: dict[str, Any]) -> None:
+            description = f"{title}: {event['phase']}"
+            if "step" not in event:
+                progress.update(bar, description=description, news="")
+                return
+            news = f"loss {event['loss']:.4g}  {event['rate']:.4g} samples/s"
+            total = event["steps"] if event["phase"] == "timed" else None
+            progress.update(bar, description=description, completed=event["step"], total=total, news=news)
+
+        yield watch
+
+
+@contextmanager
+def counting(total: int) -> Iterator[Callable[[str], None]]:
+    """Show how many of `total` runs are done and the time the rest will take; yields a function (description)."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=CONSOLE, transient=True) as progress:
+        bar = progress.add_task("", total=total)
+        yield lambda description: progress.update(bar, advance=1, description=description)
+
+
+def show(record: Record, path: Path) -> None:
+    """Print the table of a finished run, or why it failed."""
+    name = f"{record['config']['task']['name']} / {record['config']['algo']['name']}"
+    if record["result"] is None:
+        CONSOLE.print(f"[red]failed[/red]: {name}: {record['reason']}", soft_wrap=True)
+    else:
+        CONSOLE.print(_table(name, record))
+        if record["status"] == "wrong":
+            CONSOLE.print(f"[red]wrong[/red]: {record['reason']}", soft_wrap=True)
+    CONSOLE.print(f"record: {path} (cell {record['cell']}, status {record['status']})", soft_wrap=True)
+
+
+def _table(name: str, record: Record) -> Table:
+    result, config = record["result"], record["config"]
+    scale = config["task"].get("scale", "")
+    table = Table(title=f"{name}, scale {scale}, {record['ranks']} ranks, {record['source']}", show_header=False)
+    low, high = result["throughput_interval"]
+    table.add_row("throughput", f"{result['throughput']:.4g} samples/s  (95 %: {low:.4g} ... {high:.4g})")
+    total = sum(result["step_seconds"]) / len(result["step_seconds"])
+    table.add_row("step", f"{_seconds(total)}, the slowest rank's, mean of {len(result['step_seconds'])}")
+    for phase in PHASES:
+        label = "exposed communication" if phase == "communication" else phase
+        table.add_row(f"  {label}", f"{_seconds(result['phase_seconds'][phase])}, mean over ranks")
+    table.add_row("sent", _traffic(result["bytes_per_step"]))
+    table.add_row(
+        "epoch", f"{_seconds(result['epoch_seconds'])} for {result['samples_per_epoch']:,} samples, projected"
+    )
+    table.add_row("peak memory", f"{max(result['peak_memory']) / 1e9:.2f} GB per rank")
+    data = "synthetic data" if result["synthetic"] else "real data"
+    metrics = ", ".join(f"{key} {value:.4g}" for key, value in result["metrics"].items())
+    table.add_row("learning", f"loss {result['losses'][0]:.4g} -> {result['losses'][-1]:.4g}; {metrics} ({data})")
+    return table
+
+
+def _traffic(ranks: list[dict[str, float]]) -> str:
+    parts = {level: sum(rank[level] for rank in ranks) / len(ranks) for level in ("flat", "intra", "inter")}
+    names = {"flat": "", "intra": " inside servers", "inter": " between servers"}
+    shown = [f"{value / 1e6:.4g} MB{names[level]}" for level, value in parts.items() if value] or ["0 MB"]
+    return " + ".join(shown) + " per step and rank"
+
+
+def _seconds(value: float) -> str:
+    if value >= 120:
+        return f"{value / 60:.4g} min"
+    return f"{value:.4g} s" if value >= 1 else f"{value * 1e3:.4g} ms"

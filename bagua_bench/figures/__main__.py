@@ -1,0 +1,65 @@
+"""`python -m bagua_bench.figures CAMPAIGN [--results DIR]`: draw a campaign's figure from its records."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import matplotlib
+from omegaconf import OmegaConf
+
+from bagua_bench import records
+from bagua_bench.config import CONF
+from bagua_bench.records import Record
+
+
+def latest(found: list[Record]) -> list[Record]:
+    """The good records of the newest code, one per cell and round."""
+    done = [record for record in found if record["status"] == "done"]
+    if not done:
+        return []
+    code = max(done, key=lambda record: str(record["began"]))["code"]["sources"]
+    kept = {(r["cell"], r["round"]): r for r in done if r["code"]["sources"] == code}
+    return list(kept.values())
+
+
+def main() -> int:
+    """Write PDF, PNG and CSV to RESULTS/figures and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m bagua_bench.figures", description=__doc__)
+    parser.add_argument("campaign")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    arguments = parser.parse_args()
+    known = sorted(path.stem for path in (CONF / "campaign").glob("*.yaml"))
+    if arguments.campaign not in known:
+        print(f"{arguments.campaign}: no such campaign; allowed: {', '.join(known)}", file=sys.stderr)
+        return 2
+    path = arguments.results / arguments.campaign / "records.jsonl"
+    if not path.exists():
+        print(f"{path}: there are no records; run python -m bagua_bench campaign={arguments.campaign}", file=sys.stderr)
+        return 2
+    found = latest(records.read([path]))
+    if not found:
+        print(f"{path}: no run of this campaign is done", file=sys.stderr)
+        return 2
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    name = OmegaConf.load(CONF / "campaign" / f"{arguments.campaign}.yaml").figure
+    figure_module = import_module(f"bagua_bench.figures.{name}")
+    data = figure_module.table(found)
+    figure, axes = plt.subplots(figsize=(5, 3.6), layout="constrained")
+    figure_module.draw(data, axes)
+    target = arguments.results / "figures" / arguments.campaign
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in (".pdf", ".png"):
+        figure.savefig(target.with_suffix(suffix), dpi=150)
+    data.to_csv(target.with_suffix(".csv"), index=False)
+    print(data.to_string(index=False, float_format="%.4g"))
+    print(f"figure: {target}.pdf, .png, .csv")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

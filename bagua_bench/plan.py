@@ -1,0 +1,37 @@
+"""Which runs a campaign consists of, and in what order. No torch import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bagua_bench.cell import cell_id
+from bagua_bench.records import Record
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a cell, in a fresh set of processes."""
+
+    cell: dict[str, Any]
+    round: int
+
+
+def interleave(cells: Sequence[dict[str, Any]], rounds: int) -> list[Job]:
+    """All cells, round by round, in reversed order every other round: drift of the machine hits all cells alike."""
+    jobs = []
+    for round_ in range(rounds):
+        ordered = cells if round_ % 2 == 0 else list(reversed(cells))
+        jobs += [Job(cell, round_) for cell in ordered]
+    return jobs
+
+
+def remaining(jobs: Iterable[Job], records: Iterable[Record], code: str) -> list[Job]:
+    """The jobs that no record says were done with the same code."""
+    done = {
+        (record["cell"], record["round"])
+        for record in records
+        if record["status"] == "done" and record["code"]["sources"] == code
+    }
+    return [job for job in jobs if (cell_id(job.cell), job.round) not in done]

@@ -1,0 +1,134 @@
+"""Records: one JSON line per run, schema in results/README.md. No torch import."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from bagua_bench import provenance, stats
+from bagua_bench.cell import cell_id, world_size
+from bagua_bench.training.phases import PHASES
+
+SCHEMA = 1
+SOURCES = {"measure": "measured"}
+
+Record = dict[str, Any]
+
+
+def make_record(cell: dict[str, Any], campaign: str, round_: int, began: datetime) -> Record:
+    """What is known about a run before it has a result; its status is `failed` until `complete` or `fail`."""
+    return {
+        "schema": SCHEMA,
+        "status": "failed",
+        "reason": None,
+        "source": SOURCES[cell["mode"]],
+        "campaign": campaign,
+        "round": round_,
+        "cell": cell_id(cell),
+        "began": began.isoformat(timespec="seconds"),
+        "seconds": (datetime.now(timezone.utc) - began).total_seconds(),
+        "config": cell,
+        "ranks": world_size(cell),
+        "code": provenance.code(cell),
+        "machine": provenance.machine(),
+        "environment": provenance.environment(),
+        "network": {"asked": cell["network"], "measured": None},
+        "result": None,
+    }
+
+
+def complete(record: Record, result: dict[str, Any]) -> Record:
+    """Add rank 0's result: status `done`, or `wrong` if its checks did not pass."""
+    checks = result["checks"]
+    status = "done" if checks["passed"] else "wrong"
+    return {**record, "status": status, "reason": checks["reason"], "result": summarise(result)}
+
+
+def fail(record: Record, reason: str) -> Record:
+    """Status `failed` with its reason."""
+    return {**record, "status": "failed", "reason": reason}
+
+
+def summarise(result: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a run from the lists of its ranks; a step takes as long as it took the slowest rank."""
+    ranks, samples = result["ranks"], result["samples_per_step"]
+    steps = [max(rank["step"] for rank in step) for step in zip(*(rank["seconds"] for rank in ranks), strict=True)]
+    rate = stats.throughput(samples, steps)
+    metrics = [rank["metrics"] for rank in ranks]
+    return {
+        "step_seconds": steps,
+        "throughput": rate,
+        "throughput_interval": stats.throughput_interval(samples, steps),
+        "epoch_seconds": result["samples_per_epoch"] / rate,
+        "phase_seconds": {phase: mean(s[phase] for rank in ranks for s in rank["seconds"]) for phase in PHASES},
+        "bytes_per_step": [{k: v / len(steps) for k, v in rank["sent"].items()} for rank in ranks],
+        "peak_memory": [rank["peak_memory"] for rank in ranks],
+        "losses": [mean(losses) for losses in zip(*(rank["losses"] for rank in ranks), strict=True)],
+        "metrics": {key: mean(m[key] for m in metrics) for key in metrics[0]},
+        **{key: value for key, value in result.items() if key != "ranks"},
+    }
+
+
+def append(path: Path, record: Record) -> None:
+    """Add one line, whole or not at all, and have it on disk on return."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        size = stream.seek(0, os.SEEK_END)
+        torn = size > 0 and os.pread(stream.fileno(), 1, size - 1) != b"\n"
+        stream.write(b"\n" * torn + json.dumps(record).encode() + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def read(paths: Iterable[Path]) -> list[Record]:
+    """All records of the files, in order. ValueError for a schema that this version does not know.
+
+    A line that a killed writer left unfinished is passed over.
+    """
+    found = []
+    for path in paths:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if record.get("schema") != SCHEMA:
+                raise ValueError(f"{path}:{number}: schema {record.get('schema')}, this version reads {SCHEMA}")
+            found.append(record)
+    return found
+
+
+def comparable(records: Iterable[Record], axes: Iterable[str]) -> None:
+    """Raise ValueError if the records differ in anything but the axes (dotted keys of the configuration).
+
+    Code, machine and source of the numbers must be the same as well.
+    """
+    seen: dict[str, str] | None = None
+    for record in records:
+        facts = _facts(record, set(axes))
+        if seen is not None and facts != seen:
+            keys = sorted(key for key in {*facts, *seen} if facts.get(key) != seen.get(key))
+            raise ValueError(f"records differ in {', '.join(keys)}, which is no axis of this figure")
+        seen = facts
+
+
+def _facts(record: Record, axes: set[str]) -> dict[str, str]:
+    facts = {
+        "source": record["source"],
+        "code": record["code"]["sources"],
+        "machine": record["machine"]["fingerprint"],
+        "packages": json.dumps(record["machine"]["packages"]),
+        "mode": record["config"]["mode"],
+    }
+    for group, values in record["config"].items():
+        if isinstance(values, dict) and group not in axes:
+            facts |= {f"{group}.{k}": json.dumps(v) for k, v in values.items() if f"{group}.{k}" not in axes}
+    facts.pop("run.results", None)
+    return facts

@@ -1,0 +1,51 @@
+"""Runs one job and records how it ended; a campaign is many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from bagua_bench import records
+from bagua_bench.launch import joined
+from bagua_bench.launch.failures import RunFailed
+from bagua_bench.launch.local import run_local
+from bagua_bench.plan import Job
+from bagua_bench.records import Record
+
+Watch = Callable[[dict[str, Any]], None]
+
+
+def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None:
+    """Run a job and append its record; returns the record and its file, or None on ranks that do not record.
+
+    A failed run is recorded and returned; an interrupted one is recorded and raises KeyboardInterrupt.
+    """
+    began = datetime.now(timezone.utc)
+    path = Path(job.cell["run"]["results"]).resolve() / campaign / "records.jsonl"
+
+    def keep(finish: Callable[[Record], Record]) -> tuple[Record, Path]:
+        record = finish(records.make_record(job.cell, campaign, job.round, began))
+        records.append(path, record)
+        return record, path
+
+    try:
+        result = joined.run_joined(job.cell) if joined.is_joined() else run_local(job.cell, watch)
+    except RunFailed as failure:
+        reason, log = failure.reason, failure.log
+        kept = keep(lambda record: records.fail(record, reason))
+        _keep_log(path.parent, kept[0], log)
+        return kept
+    except KeyboardInterrupt:
+        keep(lambda record: records.fail(record, "interrupted"))
+        raise
+    return None if result is None else keep(lambda record: records.complete(record, result))
+
+
+def _keep_log(folder: Path, record: Record, log: str) -> None:
+    """Keep what the processes of a failed run printed."""
+    if log:
+        path = folder / "logs" / f"{record['cell']}-{record['round']}.log"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(log)
