@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -68,13 +69,15 @@ def main() -> int:
         return 0
     from bagua_bench.session import run_jobs  # now that there is something to run
 
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         failures = [failure for jobs, name in app.batches for failure in run_jobs(jobs, name, resume=name != ADHOC)]
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    for failure in failures:
-        print(failure, file=sys.stderr)
+    if sum(len(jobs) for jobs, _ in app.batches) > 1:
+        for failure in failures:
+            print(f"failed: {failure}", file=sys.stderr)
     return 1 if failures else 0
 
 
@@ -92,4 +95,9 @@ def _explained(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if joined.is_joined():  # torch's threads may abort the process on its way out, and the job would count as failed
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

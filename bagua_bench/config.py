@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
 from hydra.core.config_store import ConfigStore
@@ -109,6 +110,17 @@ def register() -> None:
     ConfigStore.instance().store("schema", Config)
     OmegaConf.register_new_resolver("default_scale", lambda: "paper" if has_cuda() else "cpu", replace=True)
     OmegaConf.register_new_resolver("by_scale", _by_scale, replace=True)
+    OmegaConf.register_new_resolver("scratch", _scratch, replace=True)
+
+
+@cache
+def _scratch_folder() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="bagua-bench-")
+
+
+def _scratch() -> str:
+    """A folder for what Hydra writes during a multirun; it goes with the process."""
+    return _scratch_folder().name
 
 
 def _by_scale(*values: Any, _parent_: DictConfig) -> Any:

@@ -36,7 +36,7 @@ def source_of(target: str) -> Path:
     """The file that defines the class `package.module.Class`. ValueError if there is none."""
     module = target.rpartition(".")[0]
     try:
-        spec = find_spec(module)
+        spec = find_spec(module) if module else None
     except ModuleNotFoundError:
         spec = None
     if spec is None or spec.origin is None:

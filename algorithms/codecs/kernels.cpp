@@ -43,7 +43,7 @@ inline bool special(float x) {
     return (bits & 0x7f800000u) == 0x7f800000u;
 }
 
-// False if a value, or the range, is NaN or Inf.
+// False if a value is NaN or Inf.
 DISPATCH bool min_max(const float* __restrict x, size_t n, float* lo, float* hi) {
     float least = x[0], most = x[0];
     uint32_t bad = 0;
@@ -54,7 +54,7 @@ DISPATCH bool min_max(const float* __restrict x, size_t n, float* lo, float* hi)
     }
     *lo = least;
     *hi = most;
-    return bad == 0 && !special(most - least);
+    return bad == 0;
 }
 
 DISPATCH void quantise(const float* __restrict x, size_t n, Grid g, uint8_t* __restrict codes) {
@@ -84,14 +84,16 @@ DISPATCH void divide(float* __restrict x, size_t n, float by) {
 
 extern "C" {
 
-// x: chunks rows of n floats; wire: chunks rows of `stride` bytes. Returns 0, or 1 if x holds NaN, Inf or a range
-// that float32 cannot hold (wire is then incomplete).
+// x: chunks rows of n floats; wire: chunks rows of `stride` bytes. Returns 0, or 1 if x holds NaN or Inf, or if a
+// row's range or levels overflow float32 (wire is then incomplete).
 int minmax_encode(const float* x, size_t chunks, size_t n, float eps, size_t stride, uint8_t* wire) {
     for (size_t j = 0; j < chunks && n > 0; ++j, x += n, wire += stride) {
         float range[2];
         if (!min_max(x, n, &range[0], &range[1])) return 1;
+        const Grid grid = grid_of(range[0], range[1], eps);
+        if (special(range[1] - range[0]) || special(range[0] * grid.scale) || special(grid.upper)) return 1;
         std::memcpy(wire, range, sizeof range);
-        quantise(x, n, grid_of(range[0], range[1], eps), wire + kHeader);
+        quantise(x, n, grid, wire + kHeader);
     }
     return 0;
 }

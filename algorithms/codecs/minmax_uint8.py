@@ -11,7 +11,7 @@ from algorithms.codecs.native import KERNELS, pointer
 
 _HEADER = 32
 _ALIGN = 32
-_NOT_FINITE = "MinMaxUInt8: the tensor holds NaN or Inf, or a range that float32 cannot hold"
+_NOT_FINITE = "MinMaxUInt8: the tensor holds NaN or Inf, or values whose range or levels overflow float32"
 
 
 class MinMaxUInt8(Codec):
@@ -65,7 +65,8 @@ class MinMaxUInt8(Codec):
     def _encode_reference(self, x: Tensor, wire: Tensor) -> None:
         low, high = x.amin(1), x.amax(1)
         scale, upper = self._grid(low, high)
-        if not torch.isfinite(high.float() - low.float()).all():  # amin and amax propagate NaN
+        extremes = torch.stack([high.float() - low.float(), low.float() * scale[:, 0], upper[:, 0]])
+        if not torch.isfinite(extremes).all():  # amin and amax propagate NaN
             raise ValueError(_NOT_FINITE)
         levels = torch.minimum(torch.round(x.float() * scale), upper)
         header = torch.stack([low, high], 1).view(torch.uint8)

@@ -20,6 +20,8 @@ _OPS = {
     Op.MAX: dist.ReduceOp.MAX,
 }
 
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # renamed in torch 2.13
+
 
 class TorchComm(CountedComm):
     """Collectives of one process group; `torch.distributed` must be initialised."""
@@ -76,7 +78,7 @@ class TorchComm(CountedComm):
 
     def _all_gather(self, x: Tensor, out: Tensor) -> None:
         with _errors("all_gather"):
-            dist.all_gather_into_tensor(out, x[None], group=self.group)
+            _all_gather(out, x[None], group=self.group)
 
     def _exchange(self, x: Tensor, peers: Sequence[int]) -> list[Tensor]:
         received = [torch.empty_like(x) for _ in peers]

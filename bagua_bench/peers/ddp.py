@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -25,7 +26,7 @@ class DDP(Peer):
         static_graph: bool = False,
         find_unused_parameters: bool = False,
     ) -> None:
-        self.options = {
+        self.options: dict[str, Any] = {
             "bucket_cap_mb": bucket_cap_mb,
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "static_graph": static_graph,
@@ -40,7 +41,7 @@ class DDP(Peer):
 class DDPTrainer(Trainer):
     """DDP waits for its communication inside the backward pass; the last gradient's time tells the two apart."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, comm: TorchComm, options: dict[str, float]) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, comm: TorchComm, options: dict[str, Any]) -> None:
         self.model, self.optimizer = model, optimizer
         trained = [p for p in model.parameters() if p.requires_grad]
         self._hooks = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in trained]
@@ -52,7 +53,7 @@ class DDPTrainer(Trainer):
         self.gradients_done = time.perf_counter()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        return self._ddp.no_sync()  # type: ignore[no-any-return]
+        return self._ddp.no_sync()
 
     def synchronize(self) -> None:
         self._sent += self._per_step

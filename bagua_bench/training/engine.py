@@ -167,10 +167,10 @@ class Engine(Trainer):
 
     def _gradient_ready(self, p: Tensor) -> None:
         assert isinstance(p, Parameter) and p.grad is not None
+        if p.grad.is_sparse:
+            raise ValueError(f"{self._names[p]}: sparse gradients are not supported")
         index, view = self._home[p]
         if view is not None and p.grad.data_ptr() != view.data_ptr():
-            if p.grad.is_sparse:
-                raise ValueError(f"{self._names[p]}: sparse gradients are not supported")
             view.copy_(p.grad)
             p.grad = view
         if self._when is When.BACKWARD and not self._accumulating:

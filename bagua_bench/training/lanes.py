@@ -7,6 +7,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
+_PATIENCE = 1.0  # seconds
+
 
 class Lane(Protocol):
     """Runs work in the order of submission, one piece at a time."""
@@ -30,7 +32,8 @@ class ThreadLane:
         self._pending = 0
         self._error: BaseException | None = None
         self._closed = False
-        threading.Thread(target=self._loop, name="communication", daemon=True).start()
+        self.thread = threading.Thread(target=self._loop, name="communication", daemon=True)
+        self.thread.start()
 
     def submit(self, work: Callable[[], None]) -> None:
         with self._idle:
@@ -46,6 +49,7 @@ class ThreadLane:
     def close(self) -> None:
         self._closed = True
         self._queue.put(None)
+        self.thread.join(_PATIENCE)  # a thread stuck in a collective is left to the group's time-out
 
     def _loop(self) -> None:
         while (work := self._queue.get()) is not None:

@@ -27,36 +27,35 @@ class Loop:
         self,
         trainer: Trainer,
         task: Task,
-        batches: Iterator[Batch],
         device: torch.device,
         accumulate: int,
         report: Callable[[str, int, float, float], None],
     ) -> None:
-        self._trainer, self._task, self._batches, self._device = trainer, task, batches, device
+        self._trainer, self._task, self._device = trainer, task, device
         self._accumulate, self._report = accumulate, report
         self._clock = StepClock()
 
-    def step(self) -> tuple[dict[str, float], float]:
-        """One step: seconds by phase (data not among them) and the loss."""
-        batches = [self._next_batch() for _ in range(self._accumulate)]
-        loss = self._train(batches)
+    def _step(self, batches: Iterator[Batch]) -> tuple[dict[str, float], float]:
+        """One step: seconds by phase (fetching data not among them) and the loss."""
+        fetched = [tuple(part.to(self._device) for part in next(batches)) for _ in range(self._accumulate)]
+        loss = self._train(fetched)
         return self._clock.stop(), float(loss)
 
-    def timed(self, steps: int) -> tuple[list[dict[str, float]], list[float]]:
+    def timed(self, batches: Iterator[Batch], steps: int) -> tuple[list[dict[str, float]], list[float]]:
         """Seconds by phase and loss of every step."""
         seconds, losses = [], []
         for k in range(1, steps + 1):
-            spent, loss = self.step()
+            spent, loss = self._step(batches)
             seconds.append(spent)
             losses.append(loss)
             self._report("timed", k, loss, spent["step"])
         return seconds, losses
 
-    def warm_up(self, least: int) -> int:
+    def warm_up(self, batches: Iterator[Batch], least: int) -> int:
         """Take at least `least` steps, and more until their time is stable; return how many. All ranks agree."""
         recent: deque[float] = deque(maxlen=_WINDOW)
         for k in range(1, _PATIENCE * least + 1):
-            spent, loss = self.step()
+            spent, loss = self._step(batches)
             self._report("warm-up", k, loss, spent["step"])
             if k == 1:
                 memory.trim()  # optimizer state and buffers exist now; the way there needed more
@@ -66,9 +65,6 @@ class Loop:
             if k >= least and len(recent) == _WINDOW and max(recent) < _STABLE * min(recent):
                 return k
         return _PATIENCE * least
-
-    def _next_batch(self) -> Batch:
-        return tuple(part.to(self._device) for part in next(self._batches))
 
     def _train(self, batches: list[Batch]) -> Tensor:
         trainer, clock = self._trainer, self._clock

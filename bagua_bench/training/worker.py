@@ -55,14 +55,13 @@ def _measure(
 ) -> dict[str, Any] | None:
     run, rank, size = config["run"], dist.get_rank(), dist.get_world_size()
     samples = task.batch * run["accumulate"] * size
-    batches = task.batches(rank, size, run["seed"])
-    loop = Loop(trainer, task, batches, device, run["accumulate"], progress.stepper(samples, run["steps"]))
-    warmup_steps = _warm_up(run, trainer, loop) if run["warmup"] else 0
+    loop = Loop(trainer, task, device, run["accumulate"], progress.stepper(samples, run["steps"]))
+    warmup_steps = _warm_up(run, task, trainer, loop) if run["warmup"] else 0
     torch.manual_seed(run["seed"] + 1 + rank)  # dropout differs between ranks
     memory.reset_peak(device)
     sent = trainer.sent()
     dist.barrier()
-    seconds, losses = loop.timed(run["steps"])
+    seconds, losses = loop.timed(task.batches(rank, size, run["seed"]), run["steps"])
     own = {
         "seconds": seconds,
         "losses": losses,
@@ -87,9 +86,9 @@ def _measure(
     }
 
 
-def _warm_up(run: dict[str, Any], trainer: Trainer, loop: Loop) -> int:
+def _warm_up(run: dict[str, Any], task: Task, trainer: Trainer, loop: Loop) -> int:
     start = Snapshot(trainer.model)
-    steps = loop.warm_up(run["warmup"])
+    steps = loop.warm_up(task.batches(dist.get_rank(), dist.get_world_size(), run["seed"]), run["warmup"])
     with trainer.paused():
         start.restore(trainer.model, trainer.optimizer)
         trainer.restart()

@@ -1,0 +1,30 @@
+# make run [ARGS="task=vgg16 algo=bytegrad"]   one measurement, from a bare machine
+# make test                                    the whole test suite (make check is part of it)
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml setup.py constraints.txt $(shell find algorithms bagua_bench -name '*.cpp' -o -name '*.h')
+
+.PHONY: run test check clean
+
+run: $(VENV)/ready
+	$(BIN)/python -m bagua_bench $(ARGS)
+
+test: check
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# torch goes first and by its pin: a CPU build that pip is configured to find is taken, and nothing replaces it later.
+$(VENV)/ready: $(SOURCES)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+	find algorithms bagua_bench -name '*.so' -delete

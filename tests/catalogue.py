@@ -1,0 +1,61 @@
+"""Everything that contract tests run over, found on disk."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+
+from bagua_bench import config
+from bagua_bench.campaign import compose_cell
+
+HOME = Path(__file__).resolve().parents[1]
+
+
+def subclasses(package: str, base: type) -> list[type]:
+    """All concrete subclasses of `base` defined in the package's modules."""
+    found = []
+    for path in sorted((HOME / package).glob("*.py")):
+        module = import_module(f"{package}.{path.stem}")
+        for value in vars(module).values():
+            if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__:
+                found += [] if inspect.isabstract(value) else [value]
+    return found
+
+
+def options(group: str) -> list[str]:
+    """Names of a configuration group's files."""
+    return sorted(path.stem for path in (config.CONF / group).glob("*.yaml"))
+
+
+def groups() -> list[str]:
+    return sorted(path.name for path in config.CONF.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
+
+
+@cache
+def _register() -> None:
+    config.register()
+
+
+def resolved(*overrides: str) -> dict[str, Any]:
+    """The cell that the command line `overrides` stands for."""
+    _register()
+    with initialize_config_dir(str(config.CONF), version_base=None):
+        return compose_cell(overrides)
+
+
+def composed(*overrides: str) -> Any:
+    _register()
+    with initialize_config_dir(str(config.CONF), version_base=None):
+        return compose("config", list(overrides))
+
+
+def every_option() -> Iterator[tuple[str, str]]:
+    for group in groups():
+        for name in options(group):
+            yield group, name

@@ -1,0 +1,52 @@
+"""Every configuration file composes, resolves and passes validation, alone and in campaigns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hydra import initialize_config_dir
+
+from bagua_bench import campaign, config
+from bagua_bench.signature import arguments
+from bagua_bench.validate import validate
+from tests.catalogue import composed, every_option, options, resolved
+
+NEEDS = {("transport", "nccl"): ["run.device=cuda"]}
+
+
+@pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in every_option() if g not in ("campaign", "debug")])
+def test_every_option_composes_and_is_valid(group: str, name: str) -> None:
+    cell = resolved(f"{group}={name}", *NEEDS.get((group, name), []))
+    assert cell[group]["name"] == name
+    validate(cell)
+    json.dumps(cell)
+
+
+@pytest.mark.parametrize("name", options("debug"))
+def test_every_debug_option(name: str) -> None:
+    validate(resolved(f"debug={name}"))
+
+
+@pytest.mark.parametrize("name", options("campaign"))
+def test_every_campaign_has_valid_cells_and_a_figure(name: str) -> None:
+    chosen = composed(f"campaign={name}").campaign
+    with initialize_config_dir(str(config.CONF), version_base=None):
+        cells = campaign.cells(chosen, [f"campaign={name}"])
+    assert len({json.dumps(cell, sort_keys=True) for cell in cells}) == len(cells) > 0
+    for cell in cells:
+        validate(cell)
+    __import__(f"bagua_bench.figures.{chosen.figure}")
+
+
+@pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in every_option() if g in ("algo", "task")])
+def test_keys_are_exactly_the_constructor_s_arguments(group: str, name: str) -> None:
+    cell = resolved(f"{group}={name}")
+    given = {key: value for key, value in cell[group].items() if key not in ("name", "_target_")}
+    assert list(given) == list(arguments(cell[group]["_target_"]))
+
+
+@pytest.mark.parametrize("scale", config.SCALES)
+@pytest.mark.parametrize("task", options("task"))
+def test_every_task_at_every_scale(task: str, scale: str) -> None:
+    validate(resolved(f"task={task}", f"task.scale={scale}"))

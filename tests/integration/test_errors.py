@@ -1,0 +1,66 @@
+"""Configuration errors: one clear line, exit code 2, nothing started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli import bench
+
+ERRORS = [  # arguments, and what the line must contain: key, value, what is allowed
+    (["task=vgg61"], ["task=vgg61", "bert_large, quadratic, resnet50, transformer, vgg16", "did you mean vgg16?"]),
+    (["algo=bytegrad2"], ["algo=bytegrad2", "bytegrad", "ddp"]),
+    (["taks=vgg16"], ["taks=vgg16", "no such key", "did you mean task?"]),
+    (["run.step=3"], ["run.step=3", "steps, warmup, seed", "did you mean steps?"]),
+    (["algo.averge=true"], ["algo.averge=true", "average, hierarchical"]),
+    (["+algo.foo=1"], ["algo.foo=1", "allowed in algo: average"]),
+    (["run.steps=abc"], ["run.steps=abc", "expected integer"]),
+    (["run.steps=0"], ["run.steps=0", "at least 1"]),
+    (["mode=mesure"], ["mode=mesure", "allowed: measure"]),
+    (["run.device=gpu"], ["run.device=gpu", "auto, cpu, cuda"]),
+    (["run.bucket_size=10"], ["run.bucket_size=10", "a number and a unit (B, kB"]),
+    (["run.timeout=0s"], ["run.timeout=0", "positive"]),
+    (["task.scale=huge"], ["task.scale=huge", "paper, cpu, tiny"]),
+    (["task.batch=many"], ["task.batch=many", "an integer"]),
+    (["algo.average=maybe"], ["algo.average=maybe", "true or false"]),
+    (["algo._target_=algorithms.nothing.Nothing"], ["algorithms.nothing.Nothing", "no module"]),
+    (["cluster.servers=50"], ["cluster.servers=50", "50 ranks x task.batch=32", "at most 44 ranks"]),
+    (["task.data=/not/there"], ["task.data=/not/there", "digits, or a directory with train/CLASS"]),
+    (["transport=nccl"], ["transport=nccl", "run.device=cpu", "use gloo"]),
+    (["algo=ddp", "run.overlap=false"], ["run.overlap=false", "algo=ddp"]),
+    (["run.steps=["], ["run.steps=[", "KEY=VALUE"]),
+    (["-m", "algo=ddp,nothing"], ["algo=nothing", "allowed: "]),
+    (["-m", "cluster.servers=2,99"], ["cluster.servers=99", "at most 44 ranks"]),
+    (["campaign=quick", "cluster.servers=99"], ["cluster.servers=99", "at most 44 ranks"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "parts"), ERRORS, ids=lambda value: " ".join(value) if value else "")
+def test_errors(tmp_path: Path, arguments: list[str], parts: list[str]) -> None:
+    done = bench(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing was started or recorded"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["task=vgg61"], ["cluster.servers=50"]], ids=" ".join)
+def test_answers_come_without_torch(tmp_path: Path, arguments: list[str]) -> None:
+    code = (
+        f"import sys, runpy; sys.argv[1:] = {arguments!r}\n"
+        "try: runpy.run_module('bagua_bench', run_name='__main__')\n"
+        "except SystemExit: sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True).returncode == 0
+
+
+def test_help_lists_the_options() -> None:
+    done = bench(Path.cwd(), "--help")
+    assert done.returncode == 0
+    for text in ("task: bert_large, quadratic", "algo: ", "run:", "steps: 20", "campaign=NAME"):
+        assert text in done.stdout

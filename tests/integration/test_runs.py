@@ -1,0 +1,200 @@
+"""Real runs through the front door: torchrun, processes, gloo, records."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bagua_bench.launch.joined import first_host
+from tests.catalogue import options
+from tests.integration.cli import COMMAND, TINY, bench, leftovers, recorded, start, workers
+
+
+@pytest.mark.parametrize("algo", options("algo"))
+def test_every_algorithm_from_any_directory(tmp_path: Path, algo: str) -> None:
+    done = bench(tmp_path, *TINY, f"algo={algo}")
+    assert done.returncode == 0, done.stderr
+    for text in ("throughput", "95 %", "exposed communication", "per step and rank", "projected", "records.jsonl"):
+        assert text in done.stdout
+    [record] = recorded(tmp_path)
+    assert (record["status"], record["source"], record["ranks"]) == ("done", "measured", 2)
+    result = record["result"]
+    assert len(result["step_seconds"]) == len(result["losses"]) == 3
+    assert result["throughput"] == pytest.approx(2 * 3 / sum(result["step_seconds"]))
+    assert result["throughput_interval"][0] <= result["throughput"] <= result["throughput_interval"][1]
+    assert result["losses"][0] > result["losses"][-1]
+    assert result["synthetic"] is True
+    assert record["config"]["algo"]["name"] == algo
+    assert leftovers() == []
+
+
+def test_real_data_and_accuracy(tmp_path: Path) -> None:
+    done = bench(tmp_path, "task=vgg16", "task.scale=tiny", "algo=gradient_allreduce", "run.steps=60", "run.warmup=1")
+    assert done.returncode == 0, done.stderr
+    [record] = recorded(tmp_path)
+    assert record["result"]["synthetic"] is False
+    assert record["result"]["metrics"]["top1"] > 0.3
+    assert record["result"]["parameters"] == 268_978
+    per_rank = 2 * (2 - 1) / 2 * 4 * 268_978
+    for sent in record["result"]["bytes_per_step"]:
+        assert sent["flat"] == pytest.approx(per_rank, rel=1e-4)
+
+
+def test_ddp_and_gradient_allreduce_send_and_learn_the_same(tmp_path: Path) -> None:
+    done = bench(tmp_path, "-m", "task=vgg16", "task.scale=tiny", "algo=ddp,gradient_allreduce", "run.steps=5")
+    assert done.returncode == 0, done.stderr
+    ddp, ours = (record["result"] for record in recorded(tmp_path))
+    assert ours["losses"] == pytest.approx(ddp["losses"], rel=1e-4)
+    assert ours["bytes_per_step"][0]["flat"] == pytest.approx(ddp["bytes_per_step"][0]["flat"], rel=1e-3)
+
+
+def test_warm_up_leaves_no_trace(tmp_path: Path) -> None:
+    for warmup in (0, 4):
+        assert bench(tmp_path, "task=vgg16", "task.scale=tiny", "run.steps=4", f"run.warmup={warmup}").returncode == 0
+    cold, warm = recorded(tmp_path)
+    assert (cold["result"]["warmup_steps"], warm["result"]["warmup_steps"]) == (0, pytest.approx(10, abs=6))
+    assert warm["result"]["losses"] == pytest.approx(cold["result"]["losses"], rel=1e-5)
+
+
+def test_gradient_accumulation_counts_all_samples(tmp_path: Path) -> None:
+    assert bench(tmp_path, *TINY, "run.accumulate=3").returncode == 0
+    [record] = recorded(tmp_path)
+    assert record["result"]["samples_per_step"] == 6
+
+
+def test_a_failing_rank_is_named_with_its_reason(tmp_path: Path) -> None:
+    done = bench(tmp_path, *TINY, "task=vgg16", "task.scale=tiny", "task.lr=1e30", "run.steps=10", "algo=bytegrad")
+    assert done.returncode == 1
+    [record] = recorded(tmp_path)
+    assert record["status"] == "failed"
+    assert "ValueError: MinMaxUInt8: the tensor holds NaN or Inf" in record["reason"]
+    assert record["reason"].startswith("rank ")
+    assert "MinMaxUInt8" in next((tmp_path / "results" / "runs" / "logs").iterdir()).read_text()
+    assert leftovers() == []
+
+
+def test_a_run_that_diverges_is_wrong_not_done(tmp_path: Path) -> None:
+    done = bench(tmp_path, *TINY, "task=quadratic", "task.lr=1e30", "run.steps=10", "algo=gradient_allreduce")
+    assert done.returncode == 1
+    [record] = recorded(tmp_path)
+    assert (record["status"], record["reason"]) == ("wrong", "the weights hold NaN or Inf")
+
+
+LONG = ["task=quadratic", "run.steps=1000000", "run.warmup=0", "run.timeout=6s"]
+
+
+def running(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
+    """A long run, with both workers in their training loop."""
+    parent = start(tmp_path, *LONG)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        time.sleep(0.3)
+        found = workers(parent.pid)
+        if len(found) == 2 and all(p.cpu_times().user > 1.2 and p.num_threads() > 4 for p in found):
+            time.sleep(1)
+            return parent, found
+    raise AssertionError("the run did not start")
+
+
+def test_interrupt_ends_everything_and_is_recorded(tmp_path: Path) -> None:
+    parent, found = running(tmp_path)
+    began = time.monotonic()
+    parent.send_signal(signal.SIGINT)
+    assert parent.wait(20) == 130
+    assert time.monotonic() - began < 5, "the promise to the user"
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in found)
+    assert [(r["status"], r["reason"]) for r in recorded(tmp_path)] == [("failed", "interrupted")]
+
+
+def test_terminate_is_like_interrupt(tmp_path: Path) -> None:
+    parent, _ = running(tmp_path)
+    parent.terminate()
+    parent.wait(20)
+    assert leftovers() == []
+    assert [r["status"] for r in recorded(tmp_path)] == ["failed"]
+
+
+def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    parent, found = running(tmp_path)
+    victim = next(p for p in found if p.environ()["RANK"] == "1")
+    victim.kill()
+    assert parent.wait(20) == 1
+    [record] = recorded(tmp_path)
+    assert record["reason"] == "rank 1: killed by SIGKILL"
+    assert leftovers() == []
+
+
+def test_a_stopped_rank_ends_the_run_after_the_time_out(tmp_path: Path) -> None:
+    parent, found = running(tmp_path)
+    found[0].suspend()
+    assert parent.wait(60) == 1
+    [record] = recorded(tmp_path)
+    assert "CommError" in record["reason"]
+    assert leftovers() == []
+
+
+def test_a_killed_parent_leaves_nothing_behind(tmp_path: Path) -> None:
+    parent, _ = running(tmp_path)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while leftovers() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert leftovers() == []
+
+
+def test_inside_torchrun_the_command_joins_the_job(tmp_path: Path) -> None:
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "bagua_bench",
+    ]
+    done = subprocess.run([*torchrun, *TINY], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("exposed communication") == 1
+    [record] = recorded(tmp_path)
+    assert (record["status"], record["ranks"]) == ("done", 2)
+    assert record["config"]["cluster"]["ranks_per_server"] == 2, "the job's layout, not the configuration's"
+
+
+def test_inside_slurm_the_command_joins_the_job(tmp_path: Path) -> None:
+    slurm = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "4711", "SLURM_NODELIST": "localhost"}
+    env: dict[str, Any] = {**os.environ, **slurm, "GLOO_SOCKET_IFNAME": "lo"}
+    tasks = [
+        subprocess.Popen([*COMMAND, *TINY], cwd=tmp_path, env={**env, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})
+        for rank in ("0", "1")
+    ]
+    assert [task.wait(100) for task in tasks] == [0, 0]
+    [record] = recorded(tmp_path)
+    assert (record["status"], record["ranks"]) == ("done", 2)
+
+
+def test_slurm_node_lists() -> None:
+    assert first_host("gpu[003-007,9],cpu1") == "gpu003"
+    assert first_host("node7,node8") == "node7"
+    assert first_host("n-[1,3]") == "n-1"
+
+
+def test_a_campaign_resumes_where_it_stopped(tmp_path: Path) -> None:
+    arguments = ["campaign=quick", "campaign.rounds=2", "algo=bytegrad", "task=quadratic", "run.steps=2"]
+    path = tmp_path / "results" / "quick" / "records.jsonl"
+    assert bench(tmp_path, *arguments).returncode == 0
+    assert [r["round"] for r in recorded(tmp_path, "quick")] == [0, 1]
+    lines = path.read_text().splitlines()
+    path.write_text(lines[0] + "\n" + lines[1][:50])  # interrupted while writing the second record
+    assert bench(tmp_path, *arguments).returncode == 0
+    assert [r["round"] for r in recorded(tmp_path, "quick")] == [0, 1]
+    assert bench(tmp_path, *arguments).returncode == 0
+    assert len(recorded(tmp_path, "quick")) == 2, "nothing was left to do"

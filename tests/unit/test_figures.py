@@ -1,0 +1,82 @@
+"""Figures are pure functions of records."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+import pytest
+
+from bagua_bench import records
+from bagua_bench.figures import throughput
+from tests.unit.test_records import RESULT, new
+
+matplotlib.use("Agg")
+
+
+def campaign(rates: dict[str, list[float]]) -> list[dict[str, Any]]:
+    found = []
+    for algo, values in rates.items():
+        for round_, rate in enumerate(values):
+            record = json.loads(json.dumps(records.complete(new(round_), RESULT)))
+            record["config"]["algo"]["name"] = record["cell"] = algo
+            record["result"]["throughput"] = rate
+            found.append(record)
+    return found
+
+
+RATES = {"ddp": [10.0, 11, 10, 11, 10], "bytegrad": [20.0, 21, 20, 21, 20], "same": [10.0, 11, 10, 11, 10]}
+
+
+def test_table() -> None:
+    data = throughput.table(campaign(RATES)).set_index("algorithm")
+    assert data.loc["bytegrad", "samples_per_second"] == 20.4
+    assert data.loc["bytegrad", "ratio_to_ddp"] == pytest.approx(20.4 / 10.4)
+    assert data.loc["bytegrad", "low"] < 20.4 < data.loc["bytegrad", "high"]
+    assert data["faster_than_ddp"].to_dict() == {"ddp": False, "bytegrad": True, "same": False}
+    assert data.loc["ddp", "megabytes_per_step_and_rank"] == 15e-6
+
+
+def test_unlike_records_are_refused() -> None:
+    found = campaign(RATES)
+    found[0]["config"]["task"]["batch"] = 99
+    with pytest.raises(ValueError, match=r"task\.batch"):
+        throughput.table(found)
+
+
+def test_draw_shows_every_bar_with_its_interval() -> None:
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots()
+    throughput.draw(throughput.table(campaign(RATES)), axes)
+    assert [patch.get_height() for patch in axes.patches] == [10.4, 20.4, 10.4]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["ddp", "bytegrad", "same"]
+    plt.close(figure)
+
+
+def test_command(tmp_path: Path) -> None:
+    path = tmp_path / "quick" / "records.jsonl"
+    old = campaign({"ddp": [1.0]})
+    old[0]["code"]["sources"], old[0]["began"] = "older", "2000"
+    for record in [*old, *campaign(RATES)]:
+        records.append(path, record)
+    command = [sys.executable, "-m", "bagua_bench.figures", "quick", "--results", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "bytegrad" in done.stdout
+    made = {p.name for p in (tmp_path / "figures").iterdir()}
+    assert made == {"quick.pdf", "quick.png", "quick.csv"}
+    drawn = pd.read_csv(tmp_path / "figures" / "quick.csv").set_index("algorithm")
+    assert drawn.loc["ddp", "samples_per_second"] == 10.4, "records of older code are left out"
+
+
+@pytest.mark.parametrize(("name", "message"), [("nothing", "allowed: "), ("quick", "there are no records")])
+def test_command_errors(tmp_path: Path, name: str, message: str) -> None:
+    command = [sys.executable, "-m", "bagua_bench.figures", name, "--results", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert message in done.stderr

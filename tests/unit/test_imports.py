@@ -1,0 +1,60 @@
+"""Who may import whom (DESIGN 2): read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).resolve().parents[2]
+TORCH_FREE = ["config", "cell", "units", "signature", "validate", "explain", "records", "provenance", "stats", "plan",
+              "campaign", "runner", "session", "display", "__main__", "figures.__main__", "figures.throughput",
+              "launch.local", "launch.failures", "launch.joined", "launch.lifetime"]  # fmt: skip
+
+
+def imported(path: Path) -> set[str]:
+    """Modules that a source file imports, wherever it does so."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module or "")
+    return names
+
+
+def test_algorithms_and_tasks_know_neither_each_other_nor_the_suite() -> None:
+    for package, foreign in (("algorithms", ("tasks", "bagua_bench")), ("tasks", ("algorithms", "bagua_bench"))):
+        for path in (HOME / package).rglob("*.py"):
+            assert not [n for n in imported(path) if n.split(".")[0] in foreign], path
+
+
+def test_the_suite_names_no_concrete_algorithm_or_task() -> None:
+    for path in (HOME / "bagua_bench").rglob("*.py"):
+        for name in imported(path):
+            top, _, module = name.partition(".")
+            assert top not in ("algorithms", "tasks") or module == "base", f"{path} imports {name}"
+
+
+def test_torchvision_is_imported_in_one_place() -> None:
+    users = {p.name for p in HOME.glob("tasks/*.py") if any(n.split(".")[0] == "torchvision" for n in imported(p))}
+    assert users == {"torchvision_compat.py"}
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_the_parent_never_imports_torch(module: str) -> None:
+    code = f"import sys, bagua_bench.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=HOME).returncode == 0
+
+
+def test_a_foreign_package_of_the_same_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "__init__.py").touch()
+    done = subprocess.run([sys.executable, "-m", "bagua_bench"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "another package named 'tasks'" in done.stderr
+    assert str(tmp_path) in done.stderr
