@@ -1,0 +1,234 @@
+#include "engine.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <sstream>
+
+#include "../core/handshake.h"
+
+namespace nccl {
+
+using namespace bagua;
+
+namespace {
+
+struct Comm {
+    std::mutex mutex;
+    std::unique_ptr<Connection> connection;
+};
+
+struct ListenComm {
+    std::mutex mutex;
+    std::unique_ptr<Listener> listener;
+};
+
+struct Plugin {
+    std::mutex mutex;
+    bool started = false;
+    Settings settings;
+    std::vector<Interface> interfaces;
+    std::string names;
+    int speed = 0;
+    std::map<uint64_t, std::unique_ptr<Connector>> attempts;  // by the number in the caller's copy of the handle
+    uint64_t next_attempt = 1;
+};
+
+Plugin& plugin() {
+    static auto* one = new Plugin;  // outlives every thread that may still call
+    return *one;
+}
+
+Result report(const Status& status) {
+    if (!status && plugin().settings.log) plugin().settings.log(Level::warning, "bagua-net: " + status.text);
+    return int(status.code);
+}
+
+const char* variable(const char* name) {
+    const char* value = std::getenv(name);
+    return value ? value : "";
+}
+
+// NCCL gives a plugin its environment and nothing else; `python -m bagua_bench.transport env` prints these.
+Status read_settings(Plugin& p) {
+    const auto number = [](const char* name, double least, double most, double* out) -> Status {
+        const std::string text = variable(name);
+        if (text.empty()) return {};
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        if (*end || !(value >= least && value <= most)) {
+            std::ostringstream allowed;
+            allowed << name << "=" << text << ": allowed: a number from " << least << " to " << most;
+            return {Code::usage, allowed.str()};
+        }
+        *out = value;
+        return {};
+    };
+    double streams = 4, timeout = 10, connecting = 60, crc = 0;
+    if (Status s = number("BAGUA_NET_STREAMS", 1, kMaxStreams, &streams); !s) return s;
+    if (Status s = number("BAGUA_NET_TIMEOUT", 0.5, 86400, &timeout); !s) return s;
+    if (Status s = number("BAGUA_NET_CONNECT_TIMEOUT", 0.5, 86400, &connecting); !s) return s;
+    if (Status s = number("BAGUA_NET_CRC", 0, 1, &crc); !s) return s;
+    p.settings.streams = int(streams);
+    p.settings.timeout = int64_t(timeout * double(kSecond));
+    p.settings.connect_timeout = int64_t(connecting * double(kSecond));
+    p.settings.crc = crc != 0;
+    if (const std::string path = variable("BAGUA_NET_SECRET_FILE"); !path.empty()) {
+        std::ifstream file(path, std::ios::binary);
+        std::ostringstream text;
+        text << file.rdbuf();
+        if (!file || text.str().empty())
+            return {Code::usage, "BAGUA_NET_SECRET_FILE=" + path + ": cannot be read or is empty"};
+        p.settings.secret = text.str();
+    }
+    const std::string family = variable("NCCL_SOCKET_FAMILY");
+    const int wanted = family == "AF_INET" ? AF_INET : family == "AF_INET6" ? AF_INET6 : AF_UNSPEC;
+    p.interfaces = find_interfaces(variable("NCCL_SOCKET_IFNAME"), wanted);
+    return {};
+}
+
+// NCCL sees one of the three states; a finished or failed request is free again.
+Result take_result(Comm& comm, Request& r, int* done, int* sizes) {
+    Connection& c = *comm.connection;
+    if (r.state == Request::State::pending) c.progress();
+    if (r.state == Request::State::pending) return int(c.status().code);
+    *done = 1;
+    if (sizes) sizes[0] = int(r.size);
+    c.release(&r);
+    return kSuccess;
+}
+
+}  // namespace
+
+Result start(Logger logger) {
+    Plugin& p = plugin();
+    const std::lock_guard<std::mutex> guard(p.mutex);
+    if (p.started) return kSuccess;
+    if (logger)
+        p.settings.log = [logger](Level level, const std::string& text) {
+            logger(int(level) + (level == Level::info), kLogInit | kLogNet, "bagua-net", 0, "%s", text.c_str());
+        };
+    if (const Status status = read_settings(p); !status) return report(status);
+    for (const auto& i : p.interfaces) {
+        p.names += (p.names.empty() ? "" : "+") + i.name;
+        p.speed += i.speed;
+    }
+    p.started = true;
+    return kSuccess;
+}
+
+Result count_devices(int* n) {
+    *n = plugin().interfaces.empty() ? 0 : 1;
+    return kSuccess;
+}
+
+Result describe(int dev, PropertiesV12* out) {
+    Plugin& p = plugin();
+    if (dev != 0 || p.interfaces.empty()) return kInvalidArgument;
+    std::memset(out, 0, sizeof *out);
+    const bool merged = p.interfaces.size() > 1;
+    out->name = p.names.data();
+    out->pciPath = merged || p.interfaces[0].pci.empty() ? nullptr : p.interfaces[0].pci.data();
+    out->ptrSupport = kPointerHost;
+    out->speed = p.speed;
+    out->maxComms = 65536;
+    out->maxRecvs = 1;
+    out->vProps.ndevs = 1;
+    out->maxP2pBytes = out->maxCollBytes = kMaxMessage;
+    out->maxMultiRequestSize = 1;
+    out->railId = out->planeId = -1;
+    return kSuccess;
+}
+
+Result listen(int dev, void* handle, void** out) {
+    Plugin& p = plugin();
+    if (dev != 0) return kInvalidArgument;
+    auto comm = std::make_unique<ListenComm>();
+    if (const Status status = Listener::open(p.settings, p.interfaces, &comm->listener); !status) return report(status);
+    std::memset(handle, 0, kHandleSize);
+    std::memcpy(handle, &comm->listener->handle(), sizeof(Handle));
+    *out = comm.release();
+    return kSuccess;
+}
+
+Result connect(int dev, void* bytes, void** out) {
+    *out = nullptr;
+    Plugin& p = plugin();
+    if (dev != 0) return kInvalidArgument;
+    Handle handle;
+    std::memcpy(&handle, bytes, sizeof handle);
+    const std::lock_guard<std::mutex> guard(p.mutex);
+    auto found = p.attempts.find(handle.attempt);
+    if (found == p.attempts.end()) {
+        handle.attempt = p.next_attempt++;
+        std::memcpy(bytes, &handle, sizeof handle);
+        found = p.attempts.emplace(handle.attempt, std::make_unique<Connector>(p.settings, p.interfaces, handle)).first;
+    }
+    auto comm = std::make_unique<Comm>();
+    const Status status = found->second->step(&comm->connection);
+    if (!status || comm->connection) p.attempts.erase(found);
+    if (comm->connection) {
+        comm->connection->owner = comm.get();
+        *out = comm.release();
+    }
+    return report(status);
+}
+
+Result accept(void* listener, void** out) {
+    *out = nullptr;
+    auto& comm = *static_cast<ListenComm*>(listener);
+    const std::lock_guard<std::mutex> guard(comm.mutex);
+    if (auto connection = comm.listener->accept()) {
+        auto* made = new Comm;
+        made->connection = std::move(connection);
+        made->connection->owner = made;
+        *out = made;
+    }
+    return kSuccess;
+}
+
+Result register_memory(int type, void** mhandle) {
+    *mhandle = nullptr;
+    return type == kPointerHost ? kSuccess : kInternalError;
+}
+
+Result send(void* comm, void* data, size_t size, void** request) {
+    *request = nullptr;
+    if (size > kMaxMessage) return kInvalidArgument;
+    auto& c = *static_cast<Comm*>(comm);
+    const std::lock_guard<std::mutex> guard(c.mutex);
+    *request = c.connection->send(data, uint32_t(size), 0);
+    return *request ? kSuccess : int(c.connection->status().code);
+}
+
+Result receive(void* comm, int n, void** data, size_t size, void** request) {
+    *request = nullptr;  // may come in as 1: "completion optional"
+    if (n != 1) return kInvalidArgument;
+    auto& c = *static_cast<Comm*>(comm);
+    const std::lock_guard<std::mutex> guard(c.mutex);
+    *request = c.connection->receive(data[0], uint32_t(size < kMaxMessage ? size : kMaxMessage), 0);
+    return *request ? kSuccess : int(c.connection->status().code);
+}
+
+Result test(void* request, int* done, int* sizes) {
+    *done = 0;
+    auto& r = *static_cast<Request*>(request);
+    auto& comm = *static_cast<Comm*>(r.connection->owner);
+    const std::lock_guard<std::mutex> guard(comm.mutex);
+    return take_result(comm, r, done, sizes);
+}
+
+Result close_comm(void* comm) {
+    delete static_cast<Comm*>(comm);
+    return kSuccess;
+}
+
+Result close_listener(void* listener) {
+    delete static_cast<ListenComm*>(listener);
+    return kSuccess;
+}
+
+}  // namespace nccl
