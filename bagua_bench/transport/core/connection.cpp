@@ -113,6 +113,9 @@ bool Connection::collect_events(int64_t nanoseconds) {
         const bool broken = events[i].events & (EPOLLERR | EPOLLHUP);
         s.readable |= broken || events[i].events & (EPOLLIN | EPOLLRDHUP);
         s.writable |= broken || events[i].events & EPOLLOUT;
+        s.closed |= broken || events[i].events & EPOLLRDHUP;
+        // Nobody reads a parked stream, so that its end would not be seen.
+        if (s.parked && events[i].events & EPOLLERR) stream_failed(s, ECONNRESET);
     }
     return count > 0;
 }
@@ -124,7 +127,10 @@ void Connection::check_life(int64_t now) {
                                std::to_string(settings_.timeout / kMillisecond) + " ms: stopped or cut off");
         return;
     }
-    if (ended_ == streams_.size() && pending()) return fail(Code::remote, "peer " + peer_ + " closed the connection");
+    // A parked stream holds later messages only: it cannot bring what is pending.
+    const auto over = [](const auto& s) { return s->ended || (s->closed && s->parked); };
+    if (pending() && std::all_of(streams_.begin(), streams_.end(), over))
+        return fail(Code::remote, "peer " + peer_ + " closed the connection");
     if (now - checked_ < kCheck) return;
     checked_ = now;
     for (auto& s : streams_) {

@@ -107,7 +107,6 @@ class Connection {
     uint64_t unwritten_ = 0;  // bytes posted and not yet promised to a stream
     int pending_sends_ = 0, pending_receives_ = 0;
     size_t likely_ = 0;  // stream that brought the last small message
-    size_t ended_ = 0;  // streams that the peer closed
     unsigned calls_ = 0;
     int64_t wake_at_ = 0, checked_ = 0;
     std::shared_ptr<Pulse> pulse_;

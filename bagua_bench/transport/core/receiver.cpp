@@ -156,12 +156,10 @@ void Connection::close_chunk(Stream& s) {
     if (r.moved == r.size) finish(r);
 }
 
-// The peer closed the stream: an error in the middle of a chunk, or if something is still to come and no stream is
-// left that could bring it.
+// The peer closed the stream: an error in the middle of a chunk. Whether others bring the rest: see check_life().
 void Connection::ended(Stream& s) {
-    s.ended = true;
-    const bool torn = s.in.request || s.staged() > 0;
-    if (torn || (++ended_ == streams_.size() && pending())) fail(Code::remote, "peer " + peer_ + " closed the connection");
+    s.ended = s.closed = true;
+    if (s.in.request || s.staged() > 0) fail(Code::remote, "peer " + peer_ + " closed the connection");
 }
 
 }  // namespace bagua

@@ -54,7 +54,8 @@ struct Stream {
     int index = 0;
     std::string where;  // interface and peer
     bool readable = true, writable = true;  // until the kernel says otherwise
-    bool ended = false;  // the peer closed it
+    bool closed = false;  // the peer closed it; there may still be bytes to read
+    bool ended = false;  // ... and there are none
     bool parked = false;  // the header at hand belongs to a message that is not posted yet
     Outgoing out;
     Incoming in;

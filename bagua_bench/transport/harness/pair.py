@@ -106,11 +106,11 @@ class Pair:
         for answer in (sender.hear(), receiver.hear()):
             _check("connect", answer)
 
-    def stream(self, name: str = "x", check: bool = True, **plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def stream(self, name: str = "x", strict: bool = True, **plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Messages from a to b; what the sender and the receiver saw."""
         self.a.tell("stream", name=f"{name}.s", sending=True, **plan)
         self.b.tell("stream", name=f"{name}.r", sending=False, **plan)
-        return self._both(check)
+        return self._both(strict)
 
     def pingpong(self, **plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Half round trips over the comms x (a to b) and y (b to a)."""
@@ -137,9 +137,9 @@ class Pair:
         self.b.tell("plain_pingpong", name="p", first=False, **plan)
         return self._both(True)
 
-    def _both(self, check: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _both(self, strict: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         answers = self.a.hear(), self.b.hear()
-        if check:
+        if strict:
             for answer in answers:
                 _check("run", answer)
         return answers

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,11 +70,20 @@ def pair(links: int = 1, probe: bool = False) -> Iterator[tuple[Site, Site]]:
             for number, site in enumerate(sites, 1):
                 site.run("ip", "address", "add", f"10.97.{k}.{number}/24", "dev", f"bb{k}")
                 site.run("ip", "link", "set", f"bb{k}", "up")
+        await_carrier(sites, links)
         yield sites
     finally:
         for site in sites:
             if Path("/run/netns", site.namespace).exists():
                 _run("ip", "netns", "delete", site.namespace)
+
+
+def await_carrier(sites: Sequence[Site], links: int = 1) -> None:
+    """The kernel tells of a new link a moment after it is up."""
+    end = time.monotonic() + 5
+    for site in sites:
+        while site.run("ip", "-o", "link", "show", "up").count("state UP") < links and time.monotonic() < end:
+            time.sleep(0.02)
 
 
 def limit_flows(site: Site, rates: dict[int, float], others: float | None = None, interface: str = "bb0") -> None:

@@ -5,12 +5,14 @@ Started by its path and with nothing of the suite imported, so that it starts qu
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +135,17 @@ class Worker:
         self.lib.harness_pingpong(_P(self.net), *comms, int(first), ctypes.byref(_plan(plan)), ctypes.byref(out))
         return _values(out)
 
+    def cycle(self, count: int) -> dict[str, Any]:
+        """Connect to ourselves, move a message, close; so many times."""
+        for _ in range(count):
+            handle = self.listen("c.l")["handle"]
+            linked = self.link({"c.s": handle}, {"c.r": "c.l"}, poll=0)
+            if linked["result"]:
+                return linked
+            for name, kind in (("c.s", "send"), ("c.r", "receive"), ("c.l", "listener")):
+                self.drop(name, kind)
+        return {"result": 0}
+
     def drop(self, name: str, kind: str) -> dict[str, Any]:
         """Close a send, receive or listener comm."""
         return {"result": getattr(self.lib, f"harness_close_{kind}")(_P(self.net), _P(self.held.pop(name)))}
@@ -169,34 +182,46 @@ class Worker:
 
     def state(self) -> dict[str, Any]:
         """Descriptors, threads, and the local ports of connected sockets in order of descriptor."""
-        ports = []
-        fds = sorted(int(p.name) for p in Path("/proc/self/fd").iterdir())
-        for fd in fds:
-            try:
-                with socket.socket(fileno=os.dup(fd)) as s:
-                    s.getpeername()
-                    ports.append(s.getsockname()[1])
-            except OSError:
+        return {
+            "fds": len(list(Path("/proc/self/fd").iterdir())),
+            "threads": len(list(Path("/proc/self/task").iterdir())),
+            "ports": [_port(fd) for fd in _connected()],
+        }
+
+    def rest(self, seconds: float) -> dict[str, Any]:
+        """Do nothing."""
+        time.sleep(seconds)
+        return {"result": 0}
+
+    def cut_later(self, seconds: float, index: int) -> dict[str, Any]:
+        """After that time, reset one of the connections, as a broken middle box would."""
+
+        def cut() -> None:
+            for number, fd in enumerate(_connected()):
+                if number == index:
+                    ctypes.CDLL(None).connect(fd, ctypes.create_string_buffer(16), 16)  # AF_UNSPEC resets: tcp(7)
+
+        threading.Timer(seconds, cut).start()
+        return {"result": 0}
+
+
+def _connected() -> list[int]:
+    """Descriptors of connected TCP sockets, in the order in which they were made."""
+    found = []
+    for fd in sorted(int(p.name) for p in Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
                 continue
-        return {"fds": len(fds), "threads": len(list(Path("/proc/self/task").iterdir())), "ports": ports}
-
-    def cut(self, port: int) -> dict[str, Any]:
-        """Reset the connection with this local port, as a broken middle box would."""
-        for fd in (int(p.name) for p in Path("/proc/self/fd").iterdir()):
-            try:
-                with socket.socket(fileno=os.dup(fd)) as s:
-                    s.getpeername()
-                    if s.getsockname()[1] == port:
-                        s.connect(("", 0)) if s.family == socket.AF_UNIX else _disconnect(s)
-                        return {"result": 0}
-            except OSError:
-                continue
-        return {"result": -1}
+            with socket.socket(fileno=os.dup(fd)) as s:
+                s.getpeername()
+                found.append(fd)
+    return found
 
 
-def _disconnect(s: socket.socket) -> None:
-    """connect() to AF_UNSPEC resets a TCP connection (tcp(7))."""
-    ctypes.CDLL(None).connect(s.fileno(), ctypes.create_string_buffer(16), 16)
+def _port(fd: int) -> int:
+    with socket.socket(fileno=os.dup(fd)) as s:
+        port: int = s.getsockname()[1]
+        return port
 
 
 def _plan(values: dict[str, Any]) -> Plan:
