@@ -58,7 +58,8 @@ bool Connection::read(Stream& s, bool may_ask) {
 // What a system call brought: true if bytes, or the end of the stream, or its failure.
 bool Connection::received(Stream& s, ssize_t got, size_t room) {
     if (got < 0 && errno == EINTR) return false;
-    s.readable = got == ssize_t(room);  // less than asked for: nothing is left (epoll(7), edge-triggered)
+    // Less than asked for: nothing is left (epoll(7), edge-triggered), except an end that was already reported.
+    s.readable = got == ssize_t(room) || (got > 0 && s.closed);
     if (got < 0 && errno == EAGAIN) return false;
     if (got < 0) stream_failed(s, errno);
     if (got == 0) ended(s);
