@@ -1,6 +1,6 @@
 """The compiled parts; everything else about the package is in pyproject.toml."""
 
-from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -21,12 +21,12 @@ class BuildLibraries(build_ext):
 
 def sources(*folders: str) -> list[str]:
     """All C++ files of the transport's folders."""
-    return sorted(path for folder in folders for path in glob(f"{TRANSPORT}/{folder}/*.cpp"))
+    return sorted(str(path) for folder in folders for path in Path(TRANSPORT, folder).glob("*.cpp"))
 
 
 def headers(*folders: str) -> list[str]:
     """All headers of the transport's folders."""
-    return sorted(path for folder in folders for path in glob(f"{TRANSPORT}/{folder}/*.h"))
+    return sorted(str(path) for folder in folders for path in Path(TRANSPORT, folder).glob("*.h"))
 
 
 setup(

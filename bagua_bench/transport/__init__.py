@@ -1,1 +1,1 @@
-"""Bagua-Net: a multi-stream TCP transport. One C++ core, two faces: an NCCL net plugin and a torch.distributed backend."""
+"""Bagua-Net, a multi-stream TCP transport: one C++ core, an NCCL net plugin and a torch.distributed backend."""

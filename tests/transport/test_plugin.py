@@ -30,7 +30,9 @@ def test_a_message_of_every_kind_of_size_arrives_whole(start: Start, size: int) 
     assert receiver["bytes"] == sender["bytes"] == 9 * size
 
 
-@pytest.mark.parametrize("environment", [{}, {"BAGUA_NET_CRC": "1"}, {"BAGUA_NET_STREAMS": "1"}, {"BAGUA_NET_STREAMS": "13"}])
+@pytest.mark.parametrize(
+    "environment", [{}, {"BAGUA_NET_CRC": "1"}, {"BAGUA_NET_STREAMS": "1"}, {"BAGUA_NET_STREAMS": "13"}]
+)
 def test_random_sizes_and_contents_with_32_in_flight(start: Start, environment: dict[str, str]) -> None:
     pair = start(environment=environment)
     pair.link()
@@ -63,7 +65,9 @@ def test_a_ring_of_three(start: Start, built: tuple[object, object]) -> None:
             pair.connect(ring[k], ring[(k + 1) % 3], f"n{k}")
         for k in range(3):
             ring[k].tell("stream", name=f"n{k}.s", sending=True, size=200_000, count=30, window=4, check=k + 1)
-            ring[(k + 1) % 3].tell("stream", name=f"n{k}.r", sending=False, size=200_000, count=30, window=4, check=k + 1)
+            ring[(k + 1) % 3].tell(
+                "stream", name=f"n{k}.r", sending=False, size=200_000, count=30, window=4, check=k + 1
+            )
             assert [ring[k].hear()["result"], ring[(k + 1) % 3].hear()["result"]] == [0, 0]
     finally:
         third.end()
@@ -142,7 +146,9 @@ def test_a_thousand_connections_leave_nothing_behind(start: Start) -> None:
     assert (after["fds"], after["threads"]) == (before["fds"], before["threads"])
 
 
-@pytest.mark.parametrize("environment", [{"BAGUA_NET_STREAMS": "0"}, {"BAGUA_NET_TIMEOUT": "soon"}, {"BAGUA_NET_SECRET_FILE": "/nowhere"}])
+@pytest.mark.parametrize(
+    "environment", [{"BAGUA_NET_STREAMS": "0"}, {"BAGUA_NET_TIMEOUT": "soon"}, {"BAGUA_NET_SECRET_FILE": "/nowhere"}]
+)
 def test_a_wrong_setting_is_refused(start: Start, environment: dict[str, str]) -> None:
     with pytest.raises(HarnessError):
         start(environment=environment)

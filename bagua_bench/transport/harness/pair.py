@@ -78,7 +78,8 @@ class Pair:
         self.a, self.b = (Process(library, variables, prefix) for prefix in prefixes)
         for process in (self.a, self.b):
             process.tell("open", path=str(plugin), symbol=symbol, verbose=verbose)
-        if not all([process.hear()["net"] for process in (self.a, self.b)]):
+        loaded = [process.hear()["net"] for process in (self.a, self.b)]
+        if not all(loaded):
             self.end()
             raise HarnessError(f"{plugin} cannot be used through {symbol}")
 

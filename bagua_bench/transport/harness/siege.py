@@ -59,7 +59,7 @@ def _honest(pair: Pair, name: str, handle: str) -> bool:
 def _finish(pair: Pair, name: str, handle: str) -> bool:
     """Connect to a listener that is accepting, move data, close."""
     linked = pair.a.ask("link", connect={f"{name}.s": handle}, accept={}, seconds=30)
-    good = linked["result"] == 0 and pair.b.hear()["result"] == 0
+    good: bool = linked["result"] == 0 and pair.b.hear()["result"] == 0
     if good:
         good = all(answer["result"] == 0 for answer in pair.stream(name, strict=False, **_PLAN))
         pair.a.ask("drop", name=f"{name}.s", kind="send")

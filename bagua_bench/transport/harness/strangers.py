@@ -137,7 +137,15 @@ class Fuzzer:
 
     def _bad_hello(self, s: socket.socket) -> bool:
         bad = self.random.choice(
-            ({"magic": 0}, {"version": 2}, {"crc": 2}, {"streams": 0}, {"streams": 65535}, {"index": 5}, {"index": 65535})
+            (
+                {"magic": 0},
+                {"version": 2},
+                {"crc": 2},
+                {"streams": 0},
+                {"streams": 65535},
+                {"index": 5},
+                {"index": 65535},
+            )
         )
         values = {"index": 0, "streams": 4, **bad}
         s.sendall(hello(identity=self.random.randbytes(16), **values))

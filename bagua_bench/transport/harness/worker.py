@@ -210,7 +210,7 @@ def _connected() -> list[int]:
     found = []
     for fd in sorted(int(p.name) for p in Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+            if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(fd)) as s:
                 s.getpeername()
