@@ -92,7 +92,7 @@ def limit_flows(site: Site, rates: dict[int, float], others: float | None = None
     rest = f"{others:.0f}bit" if others else _FAST
     burst = "burst 256k cburst 256k" if others else "burst 4m cburst 4m"
     lines = [
-        f"qdisc replace dev {interface} root handle 1: htb default 1",
+        f"qdisc add dev {interface} root handle 1: htb default 1",
         f"class add dev {interface} parent 1: classid 1:1 htb rate {rest} {burst}",
     ]
     for number, (port, rate) in enumerate(rates.items(), 2):
@@ -100,6 +100,8 @@ def limit_flows(site: Site, rates: dict[int, float], others: float | None = None
             f"class add dev {interface} parent 1: classid 1:{number:x} htb rate {rate:.0f}bit burst 256k cburst 256k",
             f"filter add dev {interface} parent 1: protocol ip u32 match ip sport {port} 0xffff flowid 1:{number:x}",
         ]
+    delete = [*site.prefix, "tc", "qdisc", "delete", "dev", interface, "root"]
+    subprocess.run(delete, check=False, capture_output=True)  # there may be none
     subprocess.run([*site.prefix, *tc], check=True, input="\n".join(lines), text=True, capture_output=True)
 
 
