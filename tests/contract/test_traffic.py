@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -13,8 +11,8 @@ from torch import Tensor, nn
 
 from algorithms.base import Algorithm, Op, When
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.build import build
 from bagua_bench.training.buckets import make_buckets
+from bagua_bench.training.build import build
 from tests.catalogue import HOME, resolved
 
 SIZES = (2, 4, 8)
