@@ -124,6 +124,8 @@ class Algorithm(ABC):
     """Whether all parameters (of one dtype) belong in a single bucket, whatever the bucket size."""
     consensus: ClassVar[float] = 0.0
     """Largest allowed distance of a replica from the mean, relative to its norm; 0: replicas are bit-equal."""
+    pause: float = 0.0
+    """Seconds between two rounds of an algorithm that runs FREE."""
 
     def optimizer(self, params: Any, default: Optimizer) -> Optimizer:
         """Return the optimizer to train with: the task's own (`default`), unless the algorithm needs another."""
@@ -135,6 +137,12 @@ class Algorithm(ABC):
 
     def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
         """Create the per-bucket state. Weights are equal on all ranks. Called again to start over."""
+
+    def prepare(self, bucket: Bucket, step: int) -> None:
+        """Take from the weights what `communicate` needs, just before it and while nobody writes them.
+
+        Only FREE algorithms need it: in the other moments the weights do not change during `communicate`.
+        """
 
     @abstractmethod
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Literal
+
 from algorithms.base import Algorithm, Bucket, Comm
-from algorithms.codecs.minmax_uint8 import MinMaxUInt8
+from algorithms.codecs import MinMaxUInt8
 from algorithms.primitives import c_lp_s
 
 
 class ByteGrad(Algorithm):
-    """Full-precision mean inside a server, 8-bit scatter-gather between servers; then the optimizer step."""
+    """Full-precision mean inside a server, 8-bit scatter-gather between servers; then the optimizer step.
 
-    def __init__(self, average: bool = True, hierarchical: bool = True, compress_single_rank: bool = False) -> None:
-        self.average = average
-        self.hierarchical = hierarchical
-        self.compress_single_rank = compress_single_rank
-        self.codec = MinMaxUInt8()
+    preset="released": compresses on a single rank too, as the published code does.
+    """
+
+    def __init__(
+        self,
+        average: bool = True,
+        hierarchical: bool = True,
+        compress_single_rank: bool = False,
+        preset: Literal["default", "released"] = "default",
+    ) -> None:
+        self.exchange = partial(
+            c_lp_s,
+            codec=MinMaxUInt8(),
+            average=average,
+            hierarchical=hierarchical,
+            compress_single_rank=compress_single_rank or preset == "released",
+        )
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
-        c_lp_s(
-            bucket.grad,
-            comm,
-            self.codec,
-            average=self.average,
-            hierarchical=self.hierarchical,
-            compress_single_rank=self.compress_single_rank,
-        )
+        self.exchange(bucket.grad, comm)

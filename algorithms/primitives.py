@@ -15,6 +15,21 @@ from torch import Tensor
 
 from algorithms.base import Comm, Op
 from algorithms.codecs.base import Codec
+from algorithms.topology import ring
+
+
+def participants(comm: Comm, hierarchical: bool) -> int:
+    """How many take part in the exchange of a primitive: all ranks, or the servers."""
+    return comm.size // comm.intra.size if hierarchical and comm.intra is not None else comm.size
+
+
+def error_memory(x: Tensor, comm: Comm, hierarchical: bool) -> dict[str, Tensor]:
+    """Zeroed error-feedback memories for `c_lp_s` of x (N,): sent_error (N,) and reduced_error (N/n,), float32."""
+    sent = torch.zeros_like(x, dtype=torch.float32)
+    return {
+        "sent_error": sent,
+        "reduced_error": torch.zeros_like(sent[: len(sent) // participants(comm, hierarchical)]),
+    }
 
 
 def c_fp_s(x: Tensor, comm: Comm, *, average: bool = True, hierarchical: bool = False) -> None:
@@ -34,30 +49,94 @@ def c_lp_s(
     average: bool = True,
     hierarchical: bool = False,
     compress_single_rank: bool = False,
+    errors: tuple[Tensor, Tensor] | None = None,
+    elements: int | None = None,
 ) -> None:
     """Centralised, low precision: x (N,), n | N, becomes the compressed mean (or sum), bit-equal on all ranks.
 
     Scatter-gather with two quantisations per element: 2(n-1) w bytes, w the wire size of one chunk of N/n
-    elements, in two rounds of direct sends. Source: Bagua, primitive C_LP_S; spec: algorithms 5.
+    elements, in two rounds of direct sends. errors: error-feedback memories of this rank, float32, (N,) for what
+    it sends and (N/n,) for what it reduces, updated in place; None: no feedback. elements: the first so many of
+    N are not padding. Source: Bagua, primitive C_LP_S; spec: algorithms 5.
     """
     op = Op.AVG if average else Op.SUM
 
     def exchange(group: Comm) -> None:
         if group.size > 1 or compress_single_rank:
-            _scatter_gather(x, group, codec, op)
+            _scatter_gather(x, group, codec, op, errors, x.numel() if elements is None else elements)
 
     _by_server(x, comm, hierarchical, op, exchange)
 
 
-def _scatter_gather(x: Tensor, comm: Comm, codec: Codec, op: Op) -> None:
+def d_fp_s(
+    x: Tensor, out: Tensor, comm: Comm, peers: Callable[[int, int], list[int]], *, hierarchical: bool = False
+) -> None:
+    """Decentralised, full precision: out (N,) becomes the mean of x (N,) and the x of every peer; x stays.
+
+    One round of direct sends: N s bytes to each peer. `peers(rank, size)` names them; the relation is symmetric.
+    Hierarchical: x is averaged inside each server first. Source: Bagua, primitive D_FP_S; spec: algorithms 6.4.
+    """
+    out.copy_(x)
+
+    def exchange(group: Comm) -> None:
+        received = group.exchange(out, peers(group.rank, group.size))
+        for other in received:
+            out.add_(other)
+        out.div_(1 + len(received))
+
+    _by_server(out, comm, hierarchical, Op.AVG, exchange)
+
+
+def d_lp_s(
+    x: Tensor,
+    replicas: tuple[Tensor, Tensor, Tensor],
+    comm: Comm,
+    codec: Codec,
+    *,
+    hierarchical: bool = False,
+    compress_single_rank: bool = False,
+) -> None:
+    """Decentralised, low precision: one step of compressed gossip on a ring, x (N,) in place.
+
+    `replicas` (own, left, right), each (N,), are what the neighbours know of this rank and this rank of them; they
+    advance by the decoded differences alone, so the copies of one model are equal bit for bit on all three ranks.
+    One round of direct sends: 2 w bytes, w the wire size of N elements in one chunk, whatever n.
+    Source: Bagua, primitive D_LP_S; spec: algorithms 6.5.
+    """
+
+    def exchange(group: Comm) -> None:
+        if group.size > 1 or compress_single_rank:
+            _gossip(x, replicas, group, codec)
+
+    _by_server(x, comm, hierarchical, Op.AVG, exchange)
+
+
+def _scatter_gather(
+    x: Tensor, comm: Comm, codec: Codec, op: Op, errors: tuple[Tensor, Tensor] | None, elements: int
+) -> None:
     assert x.numel() % comm.size == 0, "the bucket is padded to a multiple of the ranks"
     chunks = x.view(comm.size, -1)
+    length = chunks.shape[1]
+    valid = [min(max(elements - row * length, 0), length) for row in range(comm.size)]
     mine = chunks[comm.rank : comm.rank + 1]
-    wire = codec.encode(chunks, codec.buffer(chunks))
+
+    wire = codec.encode(chunks, codec.buffer(chunks), valid, errors[0].view_as(chunks) if errors else None)
     received = comm.all_to_all(wire, _spare(chunks, comm.rank, wire.shape))
     codec.reduce(received, mine[0], op)
-    reduced = codec.encode(mine, _spare(chunks, comm.rank, wire[:1].shape))
+    small = _spare(chunks, comm.rank, wire[:1].shape)
+    reduced = codec.encode(mine, small, valid[comm.rank : comm.rank + 1], errors[1].view_as(mine) if errors else None)
     codec.decode(comm.all_gather(reduced[0], wire), chunks)
+
+
+def _gossip(x: Tensor, replicas: tuple[Tensor, Tensor, Tensor], comm: Comm, codec: Codec) -> None:
+    own, left, right = replicas
+    difference = left.add(right).div_(3).sub_(own, alpha=5 / 3).add_(x)
+    sent = codec.encode(difference[None])
+    from_left, from_right = comm.exchange(sent, ring(comm.rank, comm.size)) if comm.size > 1 else (sent, sent)
+    for replica, wire in ((left, from_left), (right, from_right), (own, sent)):
+        codec.decode(wire, difference[None])
+        replica.add_(difference)
+    x.copy_(own)
 
 
 def _spare(chunks: Tensor, rank: int, shape: Sequence[int]) -> Tensor | None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bagua_bench.training.engine import Engine
+
+__all__ = ["Engine"]
 
 _HOME = Path(__file__).resolve().parents[1]
 
@@ -14,3 +21,10 @@ for _name in ("algorithms", "tasks"):
             f"another package named '{_name}' ({_spec and _spec.origin}) hides the one of bagua-bench in {_HOME}: "
             "uninstall it, or run from a directory that does not contain it"
         )
+
+
+def __getattr__(name: str) -> Any:
+    """`Engine` on demand: importing the package does not import torch."""
+    if name == "Engine":
+        return import_module("bagua_bench.training.engine").Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

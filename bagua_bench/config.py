@@ -58,8 +58,9 @@ class Device(Enum):
 class Run:
     """How a cell is run. Times and sizes are texts with units."""
 
-    steps: int = 20
-    warmup: int = 3
+    steps: int = 20  # timed ...
+    untimed: int = 0  # ... after so many that count for learning only
+    warmup: int = 3  # at least so many before both, undone afterwards
     seed: int = 0
     device: Device = Device.auto
     overlap: bool = True
@@ -112,11 +113,14 @@ class Network:
 
 @dataclass
 class Campaign:
-    """Cells = every combination of `axes` (KEY=A,B,C), each composed with `overrides` (KEY=VALUE)."""
+    """Cells = every combination of points of the `axes`, each composed with `overrides` (KEY=VALUE).
+
+    An axis is a text KEY=A,B,C or a list of points, each a text of one or more KEY=VALUE.
+    """
 
     rounds: int = 5
     overrides: list[str] = field(default_factory=list)
-    axes: list[str] = field(default_factory=list)
+    axes: list[Any] = field(default_factory=list)
     figure: str = "throughput"
 
 

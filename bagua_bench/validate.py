@@ -15,6 +15,7 @@ DIGITS_TRAIN = 1437
 
 _LEAST = {
     "run.steps": 1,
+    "run.untimed": 0,
     "run.warmup": 0,
     "run.accumulate": 1,
     "run.bucket_size": 0,
@@ -26,7 +27,7 @@ _LEAST = {
 
 def validate(cell: dict[str, Any]) -> None:
     """Raise ConfigError, one line that names key, value and what is allowed, for the first thing that is wrong."""
-    for rule in (_constructors, _ranges, _device, _data, _peers):
+    for rule in (_constructors, _ranges, _algorithm, _device, _data, _peers):
         for message in rule(cell):
             raise ConfigError(message)
 
@@ -53,6 +54,24 @@ def _ranges(cell: dict[str, Any]) -> Iterator[str]:
             yield f"{path}={cell[group][key]}: must be at least {least}"
     if cell["run"]["timeout"] <= 0:
         yield f"run.timeout={cell['run']['timeout']}s: must be positive"
+
+
+def _algorithm(cell: dict[str, Any]) -> Iterator[str]:
+    """What the algorithms themselves would refuse once the workers run."""
+    algo, cluster = cell["algo"], cell["cluster"]
+    for key, least in (("interval", 1), ("warmup_steps", 0 if "interval_ms" in algo else 1)):
+        if algo.get(key, least) < least:
+            yield f"algo.{key}={algo[key]}: must be at least {least}"
+    if algo.get("interval_ms", 1) <= 0:
+        yield f"algo.interval_ms={algo['interval_ms']}: must be above 0"
+    by_server = algo.get("hierarchical", False) and cluster["ranks_per_server"] > 1
+    paired, key = (cluster["servers"], "servers") if by_server else (world_size(cell), "ranks")
+    if algo.get("peers") == "shift_one" and algo.get("preset") != "released" and paired % 2:
+        yield (
+            f"algo.peers=shift_one: pairs need an even number of {key}, "
+            f"cluster.servers={cluster['servers']} x cluster.ranks_per_server={cluster['ranks_per_server']} "
+            f"gives {paired}; allowed: an even number, or algo.peers=all"
+        )
 
 
 def _device(cell: dict[str, Any]) -> Iterator[str]:

@@ -1,9 +1,10 @@
-"""What a codec is: chunks of floats to rows of bytes and back."""
+"""What a codec is: rows of floats to rows of bytes and back."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,10 +13,10 @@ from algorithms.base import Op
 
 
 class Codec(ABC):
-    """Encodes every row of a (chunks, elements) tensor on its own into a row of bytes.
+    """Encodes every row of a (rows, elements) tensor on its own into a row of bytes.
 
-    float32, float16 and bfloat16 tensors on any device. Decoding needs the dtype and row length of `out` to be
-    those of the encoded tensor.
+    float32, float16 and bfloat16 tensors on any device; on `meta` nothing is computed. Decoding needs the dtype and
+    row length of `out` to be those of the encoded tensor.
     """
 
     _buffer: Tensor | None = None
@@ -24,12 +25,36 @@ class Codec(ABC):
     def wire_bytes(self, elements: int, dtype: torch.dtype) -> int:
         """Bytes of one encoded row of `elements` elements."""
 
-    @abstractmethod
-    def encode(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Encode x (chunks, elements) into uint8 (chunks, wire_bytes), written to `out` if given.
+    def encode(
+        self, x: Tensor, out: Tensor | None = None, valid: Sequence[int] | None = None, error: Tensor | None = None
+    ) -> Tensor:
+        """Encode x (rows, elements) into uint8 (rows, wire_bytes), written to `out` if given.
 
-        ValueError if x holds NaN or Inf.
+        valid: how many elements of each row are not padding; None: all. error: error-feedback memory, float32, in
+        the shape of x: x + error is encoded and what the code loses is left in it. ValueError for NaN or Inf.
         """
+        wire = self.room(x) if out is None else out
+        if not x.numel() or x.is_meta:
+            return wire
+        if error is None:
+            self._encode(x, wire, valid)
+        else:
+            self._encode_with_feedback(x, wire, valid, error)
+        return wire
+
+    def decode(self, wire: Tensor, out: Tensor) -> None:
+        """Decode wire (rows, wire_bytes) into out (rows, elements)."""
+        if out.numel() and not out.is_meta:
+            self._decode(wire, out)
+
+    def reduce(self, wire: Tensor, out: Tensor, op: Op) -> None:
+        """Decode wire (n, wire_bytes), sum or average the n rows in float32, write out (elements,)."""
+        if out.numel() and not out.is_meta:
+            self._reduce(wire, out, op)
+
+    def room(self, x: Tensor) -> Tensor:
+        """New memory for the encoded x."""
+        return x.new_empty((len(x), self.wire_bytes(x.shape[1], x.dtype)), dtype=torch.uint8)
 
     def buffer(self, x: Tensor) -> Tensor:
         """Room for the encoded x; the next call may return the same memory.
@@ -43,9 +68,19 @@ class Codec(ABC):
         return self._buffer[:needed].view(shape)
 
     @abstractmethod
-    def decode(self, wire: Tensor, out: Tensor) -> None:
-        """Decode wire (chunks, wire_bytes) into out (chunks, elements)."""
+    def _encode(self, x: Tensor, wire: Tensor, valid: Sequence[int] | None) -> None: ...
 
     @abstractmethod
-    def reduce(self, wire: Tensor, out: Tensor, op: Op) -> None:
-        """Decode wire (n, wire_bytes), sum or average the n rows in float32, write out (elements,)."""
+    def _decode(self, wire: Tensor, out: Tensor) -> None: ...
+
+    @abstractmethod
+    def _reduce(self, wire: Tensor, out: Tensor, op: Op) -> None: ...
+
+    def _encode_with_feedback(self, x: Tensor, wire: Tensor, valid: Sequence[int] | None, error: Tensor) -> None:
+        error.add_(x)
+        self._encode(error.to(x.dtype), wire, valid)
+        decoded = torch.empty_like(x)
+        self.decode(wire, decoded)
+        error.sub_(decoded)
+        for row, count in zip(error, valid or [], strict=False):
+            row[count:] = 0

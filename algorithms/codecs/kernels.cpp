@@ -80,6 +80,87 @@ DISPATCH void divide(float* __restrict x, size_t n, float by) {
     for (size_t i = 0; i < n; ++i) x[i] /= by;
 }
 
+// One-bit code. c = x + error (or x), left in `target`, with the sum of |c| or of c^2 over the first `valid`.
+struct Sums {
+    double size;
+    bool finite;
+};
+
+DISPATCH Sums sum_sizes(const float* __restrict c, size_t n, bool square) {
+    double total[8] = {};  // eight partial sums, so that the additions can be vectorised
+    uint32_t bad = 0;
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (size_t k = 0; k < 8; ++k) {
+            const double size = std::fabs(static_cast<double>(c[i + k]));
+            total[k] += square ? size * size : size;
+            bad |= special(c[i + k]);
+        }
+    for (; i < n; ++i) {
+        const double size = std::fabs(static_cast<double>(c[i]));
+        total[0] += square ? size * size : size;
+        bad |= special(c[i]);
+    }
+    double sum = 0;
+    for (double part : total) sum += part;
+    return {sum, bad == 0};
+}
+
+DISPATCH void add(float* __restrict sum, const float* __restrict x, size_t n) {
+    for (size_t i = 0; i < n; ++i) sum[i] += x[i];
+}
+
+DISPATCH void pack_signs(const float* __restrict c, size_t bytes, uint8_t* __restrict bits) {
+    for (size_t b = 0; b < bytes; ++b) {
+        uint32_t byte = 0;
+        for (uint32_t k = 0; k < 8; ++k) byte |= static_cast<uint32_t>(c[8 * b + k] >= 0.0f) << k;
+        bits[b] = static_cast<uint8_t>(byte);
+    }
+}
+
+DISPATCH void subtract_signs(float* __restrict c, size_t n, float scale) {
+    for (size_t i = 0; i < n; ++i) c[i] -= c[i] >= 0.0f ? scale : -scale;
+}
+
+// +scale where the element's bit is set, -scale elsewhere: the bit, inverted, is the sign bit of the float.
+inline float signed_scale(uint32_t bits, uint32_t k, uint32_t scale) {
+    const uint32_t value = scale ^ ((~(bits >> k) & 1u) << 31);
+    float out;
+    std::memcpy(&out, &value, sizeof out);
+    return out;
+}
+
+template <bool kAdd>
+inline void unpack_signs(const uint8_t* __restrict bits, size_t n, float scale, float* __restrict out) {
+    uint32_t magnitude;
+    std::memcpy(&magnitude, &scale, sizeof magnitude);
+    for (size_t b = 0; b < n / 8; ++b) {
+        const uint32_t byte = bits[b];
+        for (uint32_t k = 0; k < 8; ++k) {
+            const float value = signed_scale(byte, k, magnitude);
+            out[8 * b + k] = kAdd ? out[8 * b + k] + value : value;
+        }
+    }
+    for (size_t i = n / 8 * 8; i < n; ++i) {
+        const float value = signed_scale(bits[i / 8], static_cast<uint32_t>(i % 8), magnitude);
+        out[i] = kAdd ? out[i] + value : value;
+    }
+}
+
+DISPATCH void write_signs(const uint8_t* __restrict bits, size_t n, float scale, float* __restrict out) {
+    unpack_signs<false>(bits, n, scale, out);
+}
+
+DISPATCH void add_signs(const uint8_t* __restrict bits, size_t n, float scale, float* __restrict out) {
+    unpack_signs<true>(bits, n, scale, out);
+}
+
+float read_scale(const uint8_t* wire) {
+    float scale;
+    std::memcpy(&scale, wire, sizeof scale);
+    return scale;
+}
+
 }  // namespace
 
 extern "C" {
@@ -112,6 +193,46 @@ void minmax_reduce(const uint8_t* wire, size_t chunks, size_t n, float eps, size
         for (size_t j = 1; j < chunks; ++j) {
             const uint8_t* row = wire + j * stride;
             add_dequantised(row + kHeader + begin, length, read_grid(row, eps), out + begin);
+        }
+        if (divisor != 1.0f) divide(out + begin, length, divisor);
+    }
+}
+
+// One row: x of n floats, of which the first `valid` are not padding. With a memory `error` (n floats, or null),
+// x + error is encoded and the loss is left in it. Returns 0, or 1 for NaN or Inf (wire is then incomplete).
+int one_bit_encode(const float* x, float* error, size_t n, size_t valid, int rms, uint8_t* wire) {
+    if (error) add(error, x, n);
+    const float* c = error ? error : x;
+    const Sums sums = sum_sizes(c, valid, rms != 0);
+    const double mean = valid ? sums.size / static_cast<double>(valid) : 0.0;
+    const float scale = static_cast<float>(rms ? std::sqrt(mean) : mean);
+    if (!sums.finite || special(scale)) return 1;
+    std::memcpy(wire, &scale, sizeof scale);
+    pack_signs(c, n / 8, wire + 4);
+    if (n % 8) {
+        uint8_t last = 0;
+        for (size_t i = n / 8 * 8; i < n; ++i) last = static_cast<uint8_t>(last | (c[i] >= 0.0f) << (i % 8));
+        wire[4 + n / 8] = last;
+    }
+    if (error) {
+        subtract_signs(error, valid, scale);
+        std::memset(error + valid, 0, (n - valid) * sizeof *error);
+    }
+    return 0;
+}
+
+void one_bit_decode(const uint8_t* wire, size_t rows, size_t n, size_t stride, float* out) {
+    for (size_t j = 0; j < rows; ++j, wire += stride, out += n) write_signs(wire + 4, n, read_scale(wire), out);
+}
+
+// As minmax_reduce.
+void one_bit_reduce(const uint8_t* wire, size_t rows, size_t n, size_t stride, float divisor, float* out) {
+    for (size_t begin = 0; begin < n; begin += kBlock) {
+        const size_t length = n - begin < kBlock ? n - begin : kBlock;
+        write_signs(wire + 4 + begin / 8, length, read_scale(wire), out + begin);
+        for (size_t j = 1; j < rows; ++j) {
+            const uint8_t* row = wire + j * stride;
+            add_signs(row + 4 + begin / 8, length, read_scale(row), out + begin);
         }
         if (divisor != 1.0f) divide(out + begin, length, divisor);
     }

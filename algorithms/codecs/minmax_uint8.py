@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -28,34 +30,31 @@ class MinMaxUInt8(Codec):
     def wire_bytes(self, elements: int, dtype: torch.dtype) -> int:
         return _HEADER + -(-elements // _ALIGN) * _ALIGN
 
-    def encode(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        chunks, elements = x.shape
-        shape = (chunks, self.wire_bytes(elements, x.dtype))
-        wire = x.new_empty(shape, dtype=torch.uint8) if out is None else out
+    def _encode(self, x: Tensor, wire: Tensor, valid: Sequence[int] | None) -> None:
+        """Padding is encoded like everything else: zeros stay zeros, at most they widen the range."""
         if KERNELS is not None and self._fits_kernel(x):
-            bad = KERNELS.minmax_encode(pointer(x), chunks, elements, self.eps, wire.stride(0), pointer(wire))
-            if bad:
+            rows, elements = x.shape
+            if KERNELS.minmax_encode(pointer(x), rows, elements, self.eps, wire.stride(0), pointer(wire)):
                 raise ValueError(_NOT_FINITE)
-        elif elements:
-            self._encode_reference(x, wire)
-        return wire
-
-    def decode(self, wire: Tensor, out: Tensor) -> None:
-        chunks, elements = out.shape
-        if KERNELS is not None and self._fits_kernel(out):
-            KERNELS.minmax_decode(pointer(wire), chunks, elements, self.eps, wire.stride(0), pointer(out))
         else:
-            out.copy_(self._decode_reference(wire, elements, out.dtype))
+            self._encode_reference(x, wire)
 
-    def reduce(self, wire: Tensor, out: Tensor, op: Op) -> None:
-        chunks, elements = len(wire), out.numel()
-        divisor = chunks if op is Op.AVG else 1
+    def _decode(self, wire: Tensor, out: Tensor) -> None:
         if KERNELS is not None and self._fits_kernel(out):
-            KERNELS.minmax_reduce(pointer(wire), chunks, elements, self.eps, wire.stride(0), divisor, pointer(out))
+            rows, elements = out.shape
+            KERNELS.minmax_decode(pointer(wire), rows, elements, self.eps, wire.stride(0), pointer(out))
+        else:
+            out.copy_(self._decode_reference(wire, out.shape[1], out.dtype))
+
+    def _reduce(self, wire: Tensor, out: Tensor, op: Op) -> None:
+        rows, elements = len(wire), out.numel()
+        divisor = rows if op is Op.AVG else 1
+        if KERNELS is not None and self._fits_kernel(out):
+            KERNELS.minmax_reduce(pointer(wire), rows, elements, self.eps, wire.stride(0), divisor, pointer(out))
             return
-        rows = (self._decode_reference(wire[j : j + 1], elements, out.dtype)[0] for j in range(chunks))
-        total = next(rows)
-        for row in rows:
+        decoded = (self._decode_reference(wire[j : j + 1], elements, out.dtype)[0] for j in range(rows))
+        total = next(decoded)
+        for row in decoded:
             total += row
         out.copy_(total / divisor)
 
@@ -79,7 +78,7 @@ class MinMaxUInt8(Codec):
         return (wire[:, _HEADER : _HEADER + elements].float() + (upper - 255)) / scale
 
     def _grid(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale and upper level of every row, float32 (chunks, 1)."""
+        """Scale and upper level of every row, float32 (rows, 1)."""
         spread = (high.float() - low.float()) + self.eps
         scale = torch.full_like(spread, 255) / spread  # 255 / spread would multiply by the reciprocal
         return scale[:, None], torch.round(high.float() * scale)[:, None]

@@ -20,7 +20,11 @@ def _load() -> ctypes.CDLL | None:
     library.minmax_encode.argtypes = [_POINTER, _SIZE, _SIZE, _FLOAT, _SIZE, _POINTER]
     library.minmax_decode.argtypes = [_POINTER, _SIZE, _SIZE, _FLOAT, _SIZE, _POINTER]
     library.minmax_reduce.argtypes = [_POINTER, _SIZE, _SIZE, _FLOAT, _SIZE, _FLOAT, _POINTER]
-    library.minmax_decode.restype = library.minmax_reduce.restype = None
+    library.one_bit_encode.argtypes = [_POINTER, _POINTER, _SIZE, _SIZE, ctypes.c_int, _POINTER]
+    library.one_bit_decode.argtypes = [_POINTER, _SIZE, _SIZE, _SIZE, _POINTER]
+    library.one_bit_reduce.argtypes = [_POINTER, _SIZE, _SIZE, _SIZE, _FLOAT, _POINTER]
+    for name in ("minmax_decode", "minmax_reduce", "one_bit_decode", "one_bit_reduce"):
+        getattr(library, name).restype = None
     return library
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -55,6 +56,16 @@ class TorchComm(CountedComm):
         assert everyone is not None
         everyone.intra, everyone.inter = intra, inter
         return everyone
+
+    @classmethod
+    def default(cls, timeout: float = 300.0) -> TorchComm:
+        """Own groups over all ranks of the job, with its backend and torchrun's layout; collective.
+
+        RuntimeError if torch.distributed is not initialised.
+        """
+        if not dist.is_initialized():
+            raise RuntimeError("torch.distributed is not initialised: call torch.distributed.init_process_group first")
+        return cls.create(dist.get_backend(), timeout, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def barrier(self) -> None:
         with _errors("barrier"):

@@ -69,6 +69,6 @@ class DDPTrainer(Trainer):
         """DDP's collectives do not pass through `Comm`: every synchronised step all-reduces all gradients once."""
         return {"flat": self._sent, "intra": 0.0, "inter": 0.0}
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         for hook in self._hooks:
             hook.remove()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from algorithms.base import Algorithm, Op, When
+from algorithms.base import Algorithm, Bucket, Op, When
 from bagua_bench.comm import CountedComm
+from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.training.buckets import make_buckets
+from bagua_bench.training.free import FreeLoop
 from bagua_bench.training.lanes import Lane, ThreadLane
 from bagua_bench.training.order import InOrder
 from bagua_bench.training.trainer import Trainer
@@ -29,6 +31,7 @@ class Engine(Trainer):
     buckets and installs hooks. All ranks must build the same model. A failed collective is raised, as `CommError`,
     by the next `synchronize()` or `step()`.
 
+    comm: who takes part; None: all ranks of torch.distributed's default group.
     bucket_size: bytes at which a bucket closes; 0 makes one bucket per tensor.
     overlap: run communication beside the backward (or forward) pass; off: after it.
     find_unused_parameters: let parameters go without a gradient in a step; off: an error names them.
@@ -39,7 +42,7 @@ class Engine(Trainer):
         model: nn.Module,
         optimizer: Optimizer,
         algorithm: Algorithm,
-        comm: CountedComm,
+        comm: CountedComm | None = None,
         *,
         bucket_size: int = 10 * MIB,
         overlap: bool = True,
@@ -47,7 +50,8 @@ class Engine(Trainer):
     ) -> None:
         self.module = self.model = model
         self.optimizer = algorithm.optimizer(model.parameters(), optimizer)
-        self.algorithm, self.comm = algorithm, comm
+        self.algorithm = algorithm
+        self.comm = comm = TorchComm.default() if comm is None else comm
         self.consensus = algorithm.consensus
         self._overlap, self._find_unused = overlap, find_unused_parameters
         size = 2**63 if algorithm.one_bucket else bucket_size
@@ -60,9 +64,10 @@ class Engine(Trainer):
             self._home.update({p: (index, view) for p, view in zip(bucket.params, views, strict=True)})
         self._order = InOrder([bucket.params for bucket in self.buckets], self._launch)
         self._lane: Lane = ThreadLane()
+        self._free: FreeLoop | None = None
         self._hooks = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in self._home]
         self._hooks.append(model.register_forward_pre_hook(self._forward_begins))
-        self._accumulating = self._synchronized = False
+        self._accumulating = self._synchronized = self._is_paused = False
         self.restart()
 
     # -- the training step ------------------------------------------------------------------------------------
@@ -84,6 +89,9 @@ class Engine(Trainer):
     def synchronize(self) -> None:
         if self._synchronized:
             return
+        if self._free is not None:
+            self._free.leave()
+            self._free.check()
         if self._when is When.BACKWARD:
             self._resolve_missing()
         self._run_deferred()
@@ -93,7 +101,8 @@ class Engine(Trainer):
         self._synchronized = True
 
     def optimize(self) -> None:
-        self.optimizer.step()
+        with self._free.mutate if self._free is not None else nullcontext():
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def publish(self) -> None:
@@ -104,6 +113,17 @@ class Engine(Trainer):
         self._begin(self.steps + 1)
 
     # -- life cycle -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        if self._free is not None:
+            self._free.stop()
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+        self._run_free()
 
     def restart(self) -> None:
         for bucket in self.buckets:
@@ -129,16 +149,12 @@ class Engine(Trainer):
     def sent(self) -> dict[str, float]:
         return self.comm.sent
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         for hook in self._hooks:
             hook.remove()
         self._lane.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
+        if self._free is not None:
+            self._free.abandon() if failed else self._free.stop()
 
     def _broadcast_start(self) -> None:
         """Give every rank rank 0's parameters and buffers."""
@@ -157,6 +173,17 @@ class Engine(Trainer):
         self._order.reset()
         self._deferred: list[int] = []
         self._in_forward = self._synchronized = False
+        self._run_free()
+
+    def _run_free(self) -> None:
+        """Have the averaging loop running where it should be."""
+        if self._when is not When.FREE or self._is_paused:
+            return
+        if self._free is None:
+            device = self.buckets[0].weight.device
+            work = (self._snapshot, self._exchange, self._apply)
+            self._free = FreeLoop(self.comm, device, self.algorithm.pause, *work)
+        self._free.start()
 
     def _forward_begins(self, module: nn.Module, inputs: object) -> None:
         if self._in_forward or not (module.training and torch.is_grad_enabled()):
@@ -164,6 +191,8 @@ class Engine(Trainer):
         self._in_forward = True
         if self._when is When.FORWARD:
             self._launch_all()
+        if self._free is not None:
+            self._free.enter()
 
     def _gradient_ready(self, p: Tensor) -> None:
         assert isinstance(p, Parameter) and p.grad is not None
@@ -189,7 +218,11 @@ class Engine(Trainer):
             self._launch(index)
 
     def _submit(self, index: int) -> None:
-        self._lane.submit(partial(self.algorithm.communicate, self.buckets[index], self.comm, self.steps + 1))
+        self._lane.submit(partial(self._communicate, self.buckets[index], self.steps + 1))
+
+    def _communicate(self, bucket: Bucket, step: int) -> None:
+        self.algorithm.prepare(bucket, step)
+        self.algorithm.communicate(bucket, self.comm, step)
 
     def _run_deferred(self) -> None:
         for index in self._deferred:
@@ -230,3 +263,17 @@ class Engine(Trainer):
         for p, anywhere in zip(params, used.tolist(), strict=True):
             if not anywhere:
                 p.grad = None
+
+    # -- the averaging loop -----------------------------------------------------------------------------------
+
+    def _snapshot(self) -> None:
+        for bucket in self.buckets:
+            self.algorithm.prepare(bucket, self.steps + 1)
+
+    def _exchange(self) -> None:
+        for bucket in self.buckets:
+            self.algorithm.communicate(bucket, self.comm, self.steps + 1)
+
+    def _apply(self) -> None:
+        for bucket in self.buckets:
+            self.algorithm.finish(bucket, self.steps + 1)

@@ -41,14 +41,14 @@ class Loop:
         loss = self._train(fetched)
         return self._clock.stop(), float(loss)
 
-    def timed(self, batches: Iterator[Batch], steps: int) -> tuple[list[dict[str, float]], list[float]]:
-        """Seconds by phase and loss of every step."""
+    def take(self, batches: Iterator[Batch], steps: int, phase: str) -> tuple[list[dict[str, float]], list[float]]:
+        """Take steps; seconds by phase of the step, and loss, of each."""
         seconds, losses = [], []
         for k in range(1, steps + 1):
             spent, loss = self._step(batches)
             seconds.append(spent)
             losses.append(loss)
-            self._report("timed", k, loss, spent["step"])
+            self._report(phase, k, loss, spent["step"])
         return seconds, losses
 
     def warm_up(self, batches: Iterator[Batch], least: int) -> int:

@@ -51,5 +51,14 @@ class Trainer(ABC):
         """Bytes sent so far by this rank: `flat`, `intra` (inside a server), `inter` (between leaders)."""
 
     @abstractmethod
-    def close(self) -> None:
-        """End all communication and leave nothing behind on the model."""
+    def close(self, failed: bool = False) -> None:
+        """End all communication and leave nothing behind on the model.
+
+        Collective, unless this rank has `failed`: then it waits for nobody.
+        """
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, failure: object, *details: object) -> None:
+        self.close(failed=failure is not None)

@@ -40,12 +40,9 @@ def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
         task: Task = build(config["task"])
         torch.manual_seed(run["seed"])
         model = task.model().to(device)
-        trainer = make_trainer(config, model, task.optimizer(model), comm)
-        memory.trim()  # the parameters have moved into buckets
-        try:
+        with make_trainer(config, model, task.optimizer(model), comm) as trainer:
+            memory.trim()  # the parameters have moved into buckets
             return _measure(config, task, trainer, device, progress)
-        finally:
-            trainer.close()
     finally:
         dist.destroy_process_group()
 
@@ -58,13 +55,15 @@ def _measure(
     loop = Loop(trainer, task, device, run["accumulate"], progress.stepper(samples, run["steps"]))
     warmup_steps = _warm_up(run, task, trainer, loop) if run["warmup"] else 0
     torch.manual_seed(run["seed"] + 1 + rank)  # dropout differs between ranks
+    batches = task.batches(rank, size, run["seed"])
+    _, early_losses = loop.take(batches, run["untimed"], "untimed")
     memory.reset_peak(device)
     sent = trainer.sent()
     dist.barrier()
-    seconds, losses = loop.timed(task.batches(rank, size, run["seed"]), run["steps"])
+    seconds, losses = loop.take(batches, run["steps"], "timed")
     own = {
         "seconds": seconds,
-        "losses": losses,
+        "losses": early_losses + losses,
         "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
         "peak_memory": memory.peak(device),
     }

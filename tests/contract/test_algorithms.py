@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 
 from algorithms.base import Algorithm
 from bagua_bench.comm import CountedComm
+from bagua_bench.config import ConfigError
 from bagua_bench.training.build import make_trainer
+from bagua_bench.validate import validate
 from tasks.quadratic import Quadratic
 from tests.catalogue import HOME, options, resolved, subclasses
 from tests.ranks import run
@@ -21,19 +24,24 @@ NAMES = [name for name in options("algo") if "peers" not in resolved(f"algo={nam
 FILES = sorted({Path(resolved(f"algo={n}")["algo"]["_target_"].rpartition(".")[0].replace(".", "/")) for n in NAMES})
 
 
+SHORT = {  # settings under which a run of 100 steps shows what the algorithm does
+    "qadam": ["algo.lr=0.1", "algo.warmup_steps=10"],
+    "async": ["algo.interval_ms=1"],
+}
+
+
 def train(comm: CountedComm, cell: dict[str, Any], steps: int) -> tuple[torch.Tensor, float]:
-    task = Quadratic(lr=0.2)
+    task = Quadratic(lr=0.1)
     model = task.model()
-    trainer = make_trainer(cell, model, task.optimizer(model), comm)
-    for batch in islice(task.batches(comm.rank, comm.size, 0), steps):
-        task.loss(trainer.module, batch).backward()
-        trainer.synchronize()
-        trainer.optimize()
-        trainer.publish()
-    with trainer.paused():
-        result = model().detach().clone()
-    trainer.close()
-    return result, trainer.consensus
+    with make_trainer(cell, model, task.optimizer(model), comm) as trainer:
+        for batch in islice(task.batches(comm.rank, comm.size, 0), steps):
+            task.loss(trainer.module, batch).backward()
+            trainer.synchronize()
+            trainer.optimize()
+            trainer.publish()
+            time.sleep(0.002)  # lets averaging rounds happen
+        with trainer.paused():
+            return model().detach().clone(), trainer.consensus
 
 
 def test_every_class_has_a_configuration() -> None:
@@ -41,14 +49,21 @@ def test_every_class_has_a_configuration() -> None:
     assert {f"{cls.__module__}.{cls.__qualname__}" for cls in subclasses("algorithms", Algorithm)} == targets
 
 
-@pytest.mark.parametrize(("size", "per_server"), [(1, 1), (2, 1), (4, 1), (4, 2), (2, 2)])
+@pytest.mark.parametrize(("size", "per_server"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (4, 2), (2, 2)])
 @pytest.mark.parametrize("name", NAMES)
 def test_it_trains_towards_the_optimum_and_keeps_its_promise_on_replicas(name: str, size: int, per_server: int) -> None:
-    cell = resolved(f"algo={name}", "task=quadratic")
-    results = run("threads", size, train, cell, 40, per_server=per_server)
+    layout = [f"cluster.servers={size // per_server}", f"cluster.ranks_per_server={per_server}"]
+    cell = resolved(f"algo={name}", "task=quadratic", *layout, *SHORT.get(name, []))
+    try:
+        validate(cell)
+    except ConfigError as refusal:
+        with pytest.raises(ValueError, match=str(refusal).partition("=")[0].removeprefix("algo.")):
+            run("threads", size, train, cell, 1, per_server=per_server)
+        return
+    results = run("threads", size, train, cell, 100, per_server=per_server)
     optimum = Quadratic().optimum(size, 0)
     mean = torch.stack([x for x, _ in results]).double().mean(0)
-    assert (mean - optimum).norm() < 0.2 * optimum.norm()
+    assert (mean - optimum).norm() < 0.4 * optimum.norm()
     for x, consensus in results:
         distance = float((x.double() - mean).norm() / mean.norm())
         assert torch.equal(x, results[0][0]) if consensus == 0 else distance <= consensus

@@ -1,0 +1,52 @@
+"""Asynchronous model average: training never waits; a background loop averages the models (spec: algorithms 6.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from algorithms.base import Algorithm, Bucket, Comm, When
+from algorithms.primitives import c_fp_s
+
+
+class AsyncModelAverage(Algorithm):
+    """Rounds of: snapshot c_i <- x_i; s <- sum of c; x_i <- x_i + s/n - c_i, which keeps what training did meanwhile.
+
+    interval_ms: pause between rounds. warmup_steps: so many steps of gradient all-reduce come first.
+    """
+
+    one_bucket = True
+    consensus = 0.5
+
+    def __init__(self, interval_ms: float = 500.0, warmup_steps: int = 0) -> None:
+        if interval_ms <= 0:
+            raise ValueError(f"interval_ms={interval_ms}: must be positive")
+        self.pause = interval_ms / 1e3
+        self.warmup_steps = warmup_steps
+        self.gradients = warmup_steps > 0
+        self.snapshot: dict[str, Tensor] = {}
+        self.mean: dict[str, Tensor] = {}
+
+    def moment(self, step: int) -> When:
+        return When.BACKWARD if step <= self.warmup_steps else When.FREE
+
+    def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
+        self.snapshot = {bucket.name: torch.empty_like(bucket.weight) for bucket in buckets}
+        self.mean = {bucket.name: torch.empty_like(bucket.weight) for bucket in buckets}
+
+    def prepare(self, bucket: Bucket, step: int) -> None:
+        if step > self.warmup_steps:
+            self.snapshot[bucket.name].copy_(bucket.weight)
+
+    def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
+        if step <= self.warmup_steps:
+            c_fp_s(bucket.grad, comm)
+        else:
+            c_fp_s(self.mean[bucket.name].copy_(self.snapshot[bucket.name]), comm)
+
+    def finish(self, bucket: Bucket, step: int) -> None:
+        if step > self.warmup_steps:
+            bucket.weight.add_(self.mean[bucket.name].sub_(self.snapshot[bucket.name]))

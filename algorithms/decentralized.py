@@ -1,0 +1,61 @@
+"""Decentralised SGD: average the model with one peer, or with all, beside the backward pass (spec: algorithms 6.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from algorithms.base import Algorithm, Bucket, Comm, When
+from algorithms.primitives import c_fp_s, d_fp_s, participants
+from algorithms.topology import check_even, shift_one
+
+
+class Decentralized(Algorithm):
+    """x_i <- mean of x_i and its peer's x, minus the optimizer's step for the gradient at the old x_i.
+
+    peers: "shift_one", one peer that changes with every exchange, or "all"; interval: steps per exchange.
+    preset="released": peers="all", the published code's default.
+    """
+
+    when = When.FORWARD
+    gradients = False
+    one_bucket = True
+    consensus = 0.5
+
+    def __init__(
+        self,
+        peers: Literal["shift_one", "all"] = "shift_one",
+        interval: int = 1,
+        hierarchical: bool = True,
+        preset: Literal["default", "released"] = "default",
+    ) -> None:
+        if interval < 1:
+            raise ValueError(f"interval={interval}: must be at least 1")
+        self.peers = "all" if preset == "released" else peers
+        self.interval = interval
+        self.hierarchical = hierarchical
+        self.averaged: dict[str, Tensor] = {}
+
+    def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
+        if self.peers == "shift_one":
+            check_even(participants(comm, self.hierarchical))
+        self.averaged = {bucket.name: torch.empty_like(bucket.weight) for bucket in buckets}
+
+    def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
+        exchange, skip = divmod(step - 1, self.interval)
+        if skip:
+            return
+        averaged = self.averaged[bucket.name]
+        if self.peers == "shift_one":
+            d_fp_s(bucket.weight, averaged, comm, partial(shift_one, exchange), hierarchical=self.hierarchical)
+        else:
+            c_fp_s(averaged.copy_(bucket.weight), comm, hierarchical=self.hierarchical)
+
+    def finish(self, bucket: Bucket, step: int) -> None:
+        if (step - 1) % self.interval == 0:
+            bucket.weight.copy_(self.averaged[bucket.name])

@@ -1,0 +1,55 @@
+"""Low-precision decentralised SGD: 8-bit gossip of model differences on a ring (spec: algorithms 6.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch.optim import Optimizer
+
+from algorithms.base import Algorithm, Bucket, Comm, When
+from algorithms.codecs import MinMaxUInt8
+from algorithms.primitives import d_lp_s
+
+_REPLICAS = ("own", "left", "right")
+
+
+class LowPrecisionDecentralized(Algorithm):
+    """After the optimizer step each model moves to the mean of its own and its neighbours' replicas.
+
+    interval: steps per exchange. preset="released": compresses on a single rank too.
+    """
+
+    when = When.STEP
+    gradients = False
+    consensus = 0.5
+
+    def __init__(
+        self,
+        interval: int = 1,
+        hierarchical: bool = True,
+        compress_single_rank: bool = False,
+        preset: Literal["default", "released"] = "default",
+    ) -> None:
+        if interval < 1:
+            raise ValueError(f"interval={interval}: must be at least 1")
+        self.interval = interval
+        self.hierarchical = hierarchical
+        self.compress_single_rank = compress_single_rank or preset == "released"
+        self.codec = MinMaxUInt8()
+
+    def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
+        for bucket in buckets:
+            bucket.state = {name: bucket.weight.clone() for name in _REPLICAS}
+
+    def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
+        if (step - 1) % self.interval == 0:
+            own, left, right = (bucket.state[name] for name in _REPLICAS)
+            d_lp_s(
+                bucket.weight,
+                (own, left, right),
+                comm,
+                self.codec,
+                hierarchical=self.hierarchical,
+                compress_single_rank=self.compress_single_rank,
+            )

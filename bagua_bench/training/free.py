@@ -1,0 +1,109 @@
+"""The loop of an algorithm that runs FREE: averaging rounds that training never waits for (spec: algorithms 6.6)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from algorithms.base import Comm, Op
+
+Work = Callable[[], None]
+
+
+class FreeLoop:
+    """Rounds in lock-step over all ranks, on a thread of its own: snapshot, exchange, apply, pause.
+
+    Two locks keep the weights consistent. `mutate` covers everything that writes or copies them: the optimizer
+    step, the snapshot, the application of a round's result. The other covers a rank's forward and backward passes
+    (`enter` ... `leave`): results are applied between them only, by whichever thread gets there first.
+    The loop ends when all ranks want it to (`stop`); then, and after an error, no thread is left.
+    """
+
+    def __init__(
+        self, comm: Comm, device: torch.device, pause: float, snapshot: Work, exchange: Work, apply: Work
+    ) -> None:
+        self.mutate = threading.Lock()
+        self._comm, self._device, self._pause = comm, device, pause
+        self._snapshot, self._exchange, self._apply = snapshot, exchange, apply
+        self._turn = threading.Condition()
+        self._computing = self._pending = self._abandoned = False
+        self._wanted = threading.Event()  # set: this rank wants the loop to end
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    # -- the training thread ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin the rounds, if they are not running. All ranks call it at the same step."""
+        if self._thread is None:
+            self._wanted.clear()
+            self._thread = threading.Thread(target=self._loop, name="averaging", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Take part in rounds until all ranks have called this; raise what ended the loop, if it failed."""
+        self.leave()
+        if self._thread is not None:
+            self._wanted.set()
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def abandon(self) -> None:
+        """Begin no further round and wait for nobody: this rank has failed."""
+        with self._turn:
+            self._abandoned = True
+            self._turn.notify_all()
+        self._wanted.set()
+
+    def enter(self) -> None:
+        """A forward pass begins: apply what is waiting, then keep the weights as they are until `leave`."""
+        self.check()
+        with self._turn:
+            self._publish()
+            self._computing = True
+
+    def leave(self) -> None:
+        """The backward pass is over."""
+        with self._turn:
+            self._computing = False
+            self._turn.notify_all()
+
+    def check(self) -> None:
+        """Raise what ended the loop, if it failed."""
+        if self._error is not None:
+            raise self._error
+
+    # -- the loop's thread ------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        try:
+            while not self._abandoned and not self._all_want_to_stop():
+                with self.mutate:
+                    self._snapshot()
+                self._exchange()
+                self._publish_between_passes()
+                self._wanted.wait(self._pause)
+        except BaseException as error:
+            self._error = error
+
+    def _all_want_to_stop(self) -> bool:
+        flag = torch.tensor([self._wanted.is_set()], dtype=torch.uint8, device=self._device)
+        self._comm.all_reduce(flag, Op.MIN)
+        return bool(flag.item())
+
+    def _publish_between_passes(self) -> None:
+        with self._turn:
+            self._pending = True
+            self._turn.wait_for(lambda: not (self._pending and self._computing) or self._abandoned)
+            self._publish()
+
+    def _publish(self) -> None:
+        """Apply the result of the last round, once; the caller holds `_turn`."""
+        if self._pending and not self._abandoned:
+            with self.mutate:
+                self._apply()
+            self._pending = False
+            self._turn.notify_all()
