@@ -38,9 +38,8 @@ class Backend(Enum):
 
 
 class Congestion(Enum):
-    """TCP congestion control: auto is cubic where the machine allows it, else what the machine uses."""
+    """TCP congestion control of the emulated servers."""
 
-    auto = "auto"
     cubic = "cubic"
     bbr = "bbr"
     reno = "reno"
@@ -106,7 +105,7 @@ class Network:
     latency: str = "0ms"
     jitter: str = "0ms"
     loss: str = "0%"
-    congestion: Congestion = Congestion.auto
+    congestion: Congestion = Congestion.cubic
     tcp_window: str = "4MiB"
     backend: Backend = Backend.auto
 

@@ -1,4 +1,4 @@
-"""Marks what a run leaves on the machine with the process that owns it, so that a later run can clear up after a kill."""
+"""Marks what a run leaves on the machine with the process that owns it: a later run can clear up after a kill."""
 
 from __future__ import annotations
 

@@ -16,11 +16,15 @@ def parse(key: str, text: object, units: Mapping[str, float]) -> float:
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-zA-Z%]+)\s*", str(text))
     unit = next((unit for unit in units if match and unit.lower() == match[2].lower()), None)
     if match is None or unit is None:
-        raise ValueError(f"{key}={text}: expected a number and a unit ({', '.join(units)}), as in 10{list(units)[-2:][0]}")
+        raise ValueError(
+            f"{key}={text}: expected a number and a unit ({', '.join(units)}), as in 10{list(units)[-2:][0]}"
+        )
     return float(match[1]) * units[unit]
 
 
 def text(value: float, units: Mapping[str, float]) -> str:
     """The shortest way to write a value: 0.005 with the units SECONDS is '5ms'."""
-    unit = max((unit for unit, size in units.items() if size <= value), key=units.__getitem__, default=next(iter(units)))
+    unit = max(
+        (unit for unit, size in units.items() if size <= value), key=units.__getitem__, default=next(iter(units))
+    )
     return f"{value / units[unit]:.10g}{unit}"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 
 from bagua_bench.owner import PREFIX, mark
+
+PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+"""Where the tools are: most users do not have all these folders in theirs."""
 
 
 class NetworkError(Exception):
@@ -27,17 +31,23 @@ class Commands:
         """Remember a command that is started elsewhere."""
         self._log.append(command)
 
-    def script(self) -> str:
-        """A shell script that builds the same network; its names carry no process id."""
-        return "\n".join(["#!/bin/sh -e", *self._log]).replace(mark(), PREFIX) + "\n"
+    def log(self) -> list[str]:
+        """Command lines that build the same network, one after the other; their names carry no process id."""
+        return [command.replace(mark(), PREFIX) for command in self._log]
 
 
 def run(command: str) -> str:
     """Run a command line, undisturbed by Ctrl-C, and return what it printed; NetworkError if it fails."""
     try:
-        done = subprocess.run(shlex.split(command), capture_output=True, text=True, start_new_session=True)
+        done = subprocess.run(
+            shlex.split(command),
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PATH": PATH},
+        )
     except FileNotFoundError as error:
-        raise NetworkError(f"{error.filename}: not installed; it comes with iproute2 or procps") from None
+        raise NetworkError(f"{error.filename}: not installed; it comes with iproute2, procps or util-linux") from None
     if done.returncode != 0:
         raise NetworkError(f"{command}: {(done.stderr.strip().splitlines() or ['failed'])[0]}")
     return done.stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bagua_bench.network.commands import Commands, NetworkError
 from bagua_bench.network.shape import MTU, Shape
-from bagua_bench.network.topology import INTERFACE, Host
+from bagua_bench.network.topology import INTERFACE, Host, connect
 
 _HOME = Path(__file__).resolve().parents[2]
 _GRACE = 5.0  # seconds for the emulator to end
@@ -27,8 +27,8 @@ class LinkEmulator:
         for host in hosts:
             on = f"ip -n {host.namespace}"
             commands.run(f"{on} tuntap add dev {INTERFACE} mode tun vnet_hdr")
-            commands.run(f"{on} address add {host.address}/24 dev {INTERFACE}")
-            commands.run(f"{on} link set {INTERFACE} mtu {MTU} txqueuelen 10000 up")
+            commands.run(f"{on} link set {INTERFACE} mtu {MTU} txqueuelen 10000")
+            connect(host, shape, commands)
         command = [sys.executable, "-m", "bagua_bench.network.relay", _describe(shape, hosts)]
         commands.note(f"tail -f /dev/null | {shlex.join(['python', *command[1:]])}")
         self._process = subprocess.Popen(

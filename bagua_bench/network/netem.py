@@ -8,7 +8,7 @@ from bagua_bench import units
 from bagua_bench.network import namespaces
 from bagua_bench.network.commands import Commands, run
 from bagua_bench.network.shape import MTU, Link, Shape
-from bagua_bench.network.topology import INTERFACE, Host
+from bagua_bench.network.topology import INTERFACE, Host, connect
 
 
 class Netem:
@@ -27,16 +27,12 @@ class Netem:
         commands.run(f"ip -n {self._hub} link add switch type bridge")
         commands.run(f"ip -n {self._hub} link set switch up")
         for number, host in enumerate(hosts):
-            for command in [*self._connect(host, number), *self._shape(shape, host, number)]:
+            ends = f"{INTERFACE} type veth peer name port{number} netns {self._hub}"
+            commands.run(f"ip -n {host.namespace} link add {ends}")
+            commands.run(f"ip -n {self._hub} link set port{number} master switch up")
+            connect(host, shape, commands)
+            for command in self._shape(shape, host, number):
                 commands.run(command)
-
-    def _connect(self, host: Host, number: int) -> list[str]:
-        return [
-            f"ip -n {host.namespace} link add {INTERFACE} type veth peer name port{number} netns {self._hub}",
-            f"ip -n {host.namespace} address add {host.address}/24 dev {INTERFACE}",
-            f"ip -n {host.namespace} link set {INTERFACE} up",
-            f"ip -n {self._hub} link set port{number} master switch up",
-        ]
 
     def _shape(self, shape: Shape, host: Host, number: int) -> list[str]:
         limit = f"limit {-(-shape.queue(number) // MTU)}"

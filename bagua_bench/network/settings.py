@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bagua_bench import units
 from bagua_bench.network.shape import LINK_KEYS
 from bagua_bench.network.topology import MOST_SERVERS
 
-_UNITS = dict(
-    zip(LINK_KEYS, (units.BITS_PER_SECOND, units.SECONDS, units.SECONDS, units.FRACTION), strict=True)
-)
+_UNITS: dict[str, Mapping[str, float]] = {
+    "bandwidth": units.BITS_PER_SECOND,
+    "latency": units.SECONDS,
+    "jitter": units.SECONDS,
+    "loss": units.FRACTION,
+}
 
 
 def to_plain(network: dict[str, Any], cluster: dict[str, Any]) -> None:

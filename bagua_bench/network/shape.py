@@ -59,6 +59,11 @@ class Shape:
         rates = [link.bandwidth for link in (self.links[a], self.links[b]) if link.bandwidth is not None]
         return min(rates, default=None)
 
+    def can_fill(self, a: int, b: int) -> bool:
+        """Whether one TCP connection can fill the link: no loss, and a window (half of the buffer) to cover it."""
+        lossless = not (self.links[a].loss or self.links[b].loss)
+        return lossless and (self.rate(a, b) or 0.0) * self.rtt(a, b) / 8 <= self.tcp_window / 2
+
 
 def shape_of(cell: dict[str, Any]) -> Shape:
     """The network that a resolved configuration asks for."""

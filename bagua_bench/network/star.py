@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from bagua_bench.network import namespaces
@@ -18,44 +19,47 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Backend(Protocol):
-    """What joins the servers; `frame` is the bytes that an interface counts around an IP packet."""
+    """What joins the servers."""
 
     @property
-    def frame(self) -> int: ...
+    def frame(self) -> int:
+        """Bytes around an IP packet that the rate of a link counts."""
 
-    def drops(self) -> int: ...
+    def drops(self) -> int:
+        """Packets that found a full queue, or were lost, so far; NetworkError if the backend has ended."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what does not go with the namespaces."""
 
 
+@dataclass(frozen=True)
 class Network:
     """A network that is up."""
 
-    def __init__(self, shape: Shape, hosts: list[Host], backend: Backend, script: str) -> None:
-        self.shape, self.hosts, self.backend, self.script = shape, hosts, backend, script
+    shape: Shape
+    hosts: list[Host]
+    backend: Backend
+    commands: list[str]
 
 
 @contextmanager
 def up(shape: Shape) -> Iterator[Network]:
-    """Have a network while the context lasts. NetworkError if it cannot be built; nothing of it remains."""
-    namespaces.clear_stale()
-    commands, backend = Commands(), None
+    """Have a network while the context lasts. NetworkError if it cannot be built; nothing of it remains.
+
+    Interruptions wait while it is built and taken down.
+    """
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    backend: Backend | None = None
     try:
+        namespaces.clear_stale()
+        commands = Commands()
         hosts = make_hosts(shape, commands)
         backend = (Netem if shape.backend == "netem" else LinkEmulator)(shape, hosts, commands)
-        yield Network(shape, hosts, backend, commands.script())
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        yield Network(shape, hosts, backend, commands.log())
     finally:
-        with _undisturbed():
-            if backend is not None:
-                backend.close()
-            namespaces.delete_own()
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Have interruptions wait until the context ends."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        if backend is not None:
+            backend.close()
+        namespaces.delete_own()
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)

@@ -1,7 +1,8 @@
 """One rank of a run: builds the task and the trainer from the resolved configuration, trains, measures, checks.
 
-Started by torchrun as `python -m bagua_bench.training.worker FOLDER` (FOLDER holds config.json and receives
-progress.jsonl and result.json), or called in-process where the job exists already.
+Started by torchrun as `python -m bagua_bench.training.worker FOLDER AGENT` (FOLDER holds config.json and receives
+progress.jsonl and result.json; the rank ends with the process AGENT), or called in-process
+where the job exists already.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.launch.lifetime import die_with_parent
+from bagua_bench.network import counters
 from bagua_bench.training import memory
 from bagua_bench.training.build import build, make_trainer
 from bagua_bench.training.checks import check_replicas
@@ -60,8 +62,11 @@ def _measure(
     memory.reset_peak(device)
     sent = trainer.sent()
     dist.barrier()
+    on_wire = counters.sent()
     seconds, losses = loop.take(batches, run["steps"], "timed")
+    dist.barrier()
     own = {
+        "interface": {key: value - on_wire[key] for key, value in counters.sent().items()},
         "seconds": seconds,
         "losses": early_losses + losses,
         "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
@@ -103,7 +108,7 @@ def _gather(own: dict[str, Any]) -> list[dict[str, Any]] | None:
 @record
 def main() -> None:
     """Entry point under torchrun."""
-    die_with_parent()
+    die_with_parent(int(sys.argv[2]))
     folder = Path(sys.argv[1])
     result = train(json.loads((folder / "config.json").read_text()), Progress(folder / "progress.jsonl"))
     if result is not None:
