@@ -24,6 +24,9 @@ def to_plain(network: dict[str, Any], cluster: dict[str, Any]) -> None:
     """
     network |= _plain_link("network", {key: network[key] for key in LINK_KEYS})
     network["tcp_window"] = int(units.parse("network.tcp_window", network["tcp_window"], units.BYTES))
+    for key, example in (("server", "server.1.bandwidth=100mbit"), ("slow_ranks", "slow_ranks.1=1.5")):
+        if not isinstance(cluster[key], dict):
+            raise ValueError(f"cluster.{key}={cluster[key]}: expected a number after it, as in cluster.{example}")
     cluster["server"] = {str(k): _plain_link(f"cluster.server.{k}", link) for k, link in cluster["server"].items()}
     cluster["slow_ranks"] = {str(rank): factor for rank, factor in cluster["slow_ranks"].items()}
     if network["backend"] == "auto" and not _asked(network, cluster):
@@ -55,8 +58,8 @@ def problems(cell: dict[str, Any]) -> Iterator[str]:
         yield from _link_problems(f"cluster.server.{server}", link, {**network, **link})
     for rank, factor in cluster["slow_ranks"].items():
         yield from _not_below(f"cluster.slow_ranks.{rank}", rank, cluster["servers"] * cluster["ranks_per_server"])
-        if not isinstance(factor, int | float) or isinstance(factor, bool) or factor <= 0:
-            yield f"cluster.slow_ranks.{rank}={factor}: expected a positive factor on the rank's compute time"
+        if not isinstance(factor, int | float) or isinstance(factor, bool) or factor < 1:
+            yield f"cluster.slow_ranks.{rank}={factor}: expected a factor on the rank's compute time, at least 1"
 
 
 def _link_problems(path: str, given: dict[str, Any], link: dict[str, Any]) -> Iterator[str]:

@@ -54,7 +54,8 @@ def _measure(
 ) -> dict[str, Any] | None:
     run, rank, size = config["run"], dist.get_rank(), dist.get_world_size()
     samples = task.batch * run["accumulate"] * size
-    loop = Loop(trainer, task, device, run["accumulate"], progress.stepper(samples, run["steps"]))
+    slowness = config["cluster"]["slow_ranks"].get(str(rank), 1.0)
+    loop = Loop(trainer, task, device, run["accumulate"], progress.stepper(samples, run["steps"]), slowness)
     warmup_steps = _warm_up(run, task, trainer, loop) if run["warmup"] else 0
     torch.manual_seed(run["seed"] + 1 + rank)  # dropout differs between ranks
     batches = task.batches(rank, size, run["seed"])
