@@ -10,13 +10,11 @@ from typing import Any
 from bagua_bench import records
 from bagua_bench.launch import joined
 from bagua_bench.launch.failures import RunFailed
-from bagua_bench.launch.local import run_local
+from bagua_bench.launch.local import Watch, run_local
 from bagua_bench.launch.shaped import run_shaped
 from bagua_bench.network.shape import is_shaped
 from bagua_bench.plan import Job
 from bagua_bench.records import Record
-
-Watch = Callable[[dict[str, Any]], None]
 
 
 def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None:

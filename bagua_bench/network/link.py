@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,11 +45,9 @@ class LinkEmulator:
     def drops(self) -> int:
         """Packets that found a full queue, or were lost, so far; NetworkError if the emulator has ended."""
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # `_line` says so
             self._process.stdin.write("\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # `_line` says so
         counters: dict[str, int] = json.loads(self._line())
         return sum(counters.values())
 
@@ -62,7 +61,8 @@ class LinkEmulator:
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:

@@ -50,13 +50,13 @@ def settle(cell: dict[str, Any]) -> None:
 
 def enter() -> None:
     """Have the right to build networks: who is not root starts this program again in namespaces of its own."""
-    if not _is_privileged():
+    if not is_privileged():
         prepare = 'mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@"'
         command = ["unshare", "-Urnm", "sh", "-c", prepare, "sh", sys.executable, *sys.orig_argv[1:]]
         os.execvpe(command[0], command, {**os.environ, "PATH": PATH})
 
 
-def _is_privileged() -> bool:
+def is_privileged() -> bool:
     """Whether this process may make named namespaces: as root of the machine, or of namespaces of its own."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
     effective = int(status["CapEff"], 16)
@@ -67,7 +67,7 @@ def _is_privileged() -> bool:
 def _works(command: str, before: str = "true") -> bool:
     """Whether a command works in a namespace made for the trial."""
     try:
-        run(f"unshare {'-n' if _is_privileged() else '-Urn'} sh -c {shlex.quote(f'{before} && {command}')}")
+        run(f"unshare {'-n' if is_privileged() else '-Urn'} sh -c {shlex.quote(f'{before} && {command}')}")
     except NetworkError:
         return False
     return True
