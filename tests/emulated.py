@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def traces() -> dict[str, Any]:
         "links": sorted(link["ifname"] for link in json.loads(run("ip -j link"))),
         "qdiscs": sorted(f"{q['dev']} {q['kind']}" for q in json.loads(run("tc -j qdisc show"))),
         "processes": sorted(line for line in processes if any(name in line for name in ours)),
-        "folders": sorted(path.name for path in Path("/tmp").glob("bagua-bench-*-*-*")),
+        "folders": sorted(path.name for path in Path(tempfile.gettempdir()).glob("bagua-bench-*-*-*")),
     }
 
 

@@ -14,11 +14,11 @@ from bagua_bench.network.shape import is_shaped
 
 _NET_ADMIN, _SYS_ADMIN = 12, 21  # linux/capability.h
 _TRIALS = {
-    "netem": "tc qdisc add dev lo root netem delay 1ms",
+    "netem": "ip link add type bridge && ip link add type veth && tc qdisc add dev lo root netem delay 1ms",
     "link": "ip tuntap add dev tun0 mode tun vnet_hdr",
 }
 _MISSING = {
-    "netem": "this kernel has no sch_netem (allow it: modprobe sch_netem); allowed here: auto, link",
+    "netem": "this kernel lacks sch_netem, veth or bridge (modprobe -a sch_netem veth bridge); allowed: auto, link",
     "link": "/dev/net/tun cannot be opened (allow it: modprobe tun; chmod 666 /dev/net/tun)",
 }
 _NO_NAMESPACES = (

@@ -12,8 +12,9 @@ from bagua_bench import owner
 def test_marks_tell_living_processes_from_ended_ones() -> None:
     assert not owner.is_stale(owner.mark() + "s0")
     assert not owner.is_stale("bagua-bench-other"), "nobody's"
-    pid, started = owner.mark().split("-")[2:4]
-    assert owner.is_stale(f"bagua-bench-{pid}-{int(started) - 1}-s0"), "the id was used again"
+    pid, started, where = owner.mark().split("-")[2:5]
+    assert owner.is_stale(f"bagua-bench-{pid}-{int(started) - 1}-{where}-s0"), "the id was used again"
+    assert not owner.is_stale(f"bagua-bench-{pid}-{int(started) - 1}-another-s0"), "another machine or container"
     code = "from bagua_bench import owner; print(owner.mark())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert owner.is_stale(ended.stdout.strip() + "s0")
