@@ -73,7 +73,7 @@ def boot(folder: Path) -> int:
                 "mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /run",
                 "mkdir /run/tmp; ip link set lo up",
                 *(f"insmod {path}" for path in objects()),
-                f"export PATH={os.environ['PATH']}:/usr/sbin:/sbin HOME={Path.home()} TMPDIR=/run/tmp",
+                f"export PATH={os.environ['PATH']}:/usr/sbin:/sbin HOME={Path.home()} TMPDIR=/run/tmp TERM=dumb",
                 f"cd {HOME} && {sys.executable} -m tests.guest {folder} 2>&1; echo $? > {folder}/code",
                 f"{sys.executable} -c 'import ctypes; ctypes.CDLL(None).reboot(0x4321FEDC)'",  # power off
             ]

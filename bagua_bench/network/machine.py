@@ -33,19 +33,21 @@ def settle(cell: dict[str, Any]) -> None:
 
     ValueError, one line on what is missing and how to allow it, if it cannot emulate the network of the cell.
     """
-    if not is_shaped(cell):
-        return
-    network = cell["network"]
-    chosen = f"network.backend={network['backend']}"
+    if is_shaped(cell):
+        cell["network"]["backend"] = choose(cell["network"]["backend"], cell["network"]["congestion"])
+
+
+def choose(backend: str, congestion: str) -> str:
+    """The backend to use where `backend`, perhaps auto, is asked for. ValueError as `settle`."""
     if not _works("true"):
-        raise ValueError(f"{chosen}: {_NO_NAMESPACES}")
-    if not _works(f"ip route add 198.18.0.0/24 dev lo congctl {network['congestion']}", "ip link set lo up"):
-        raise ValueError(f"network.congestion={network['congestion']}: this kernel does not have it; {_congestion()}")
-    allowed = list(_TRIALS) if network["backend"] == "auto" else [network["backend"]]
-    backend = next((backend for backend in allowed if _works(_TRIALS[backend])), None)
-    if backend is None:
-        raise ValueError(f"{chosen}: {'; '.join(_MISSING[backend] for backend in allowed[-1:])}")
-    network["backend"] = backend
+        raise ValueError(f"network.backend={backend}: {_NO_NAMESPACES}")
+    if not _works(f"ip link set lo up && ip route add 198.18.0.0/24 dev lo congctl {congestion}"):
+        raise ValueError(f"network.congestion={congestion}: this kernel does not have it; {_congestion()}")
+    allowed = list(_TRIALS) if backend == "auto" else [backend]
+    chosen = next((one for one in allowed if _works(_TRIALS[one])), None)
+    if chosen is None:
+        raise ValueError(f"network.backend={backend}: {_MISSING[allowed[-1]]}")
+    return chosen
 
 
 def enter() -> None:
@@ -64,10 +66,10 @@ def is_privileged() -> bool:
 
 
 @cache
-def _works(command: str, before: str = "true") -> bool:
+def _works(command: str) -> bool:
     """Whether a command works in a namespace made for the trial."""
     try:
-        run(f"unshare {'-n' if is_privileged() else '-Urn'} sh -c {shlex.quote(f'{before} && {command}')}")
+        run(f"unshare {'-n' if is_privileged() else '-Urn'} sh -c {shlex.quote(command)}")
     except NetworkError:
         return False
     return True
