@@ -95,7 +95,7 @@ def main() -> int:
     """Exit code 0 if all is well, or netem is nowhere to be had."""
     if sys.argv[1:]:  # in the guest
         return tests(Path(sys.argv[1]))
-    with tempfile.TemporaryDirectory(dir=HOME / "results", prefix=".netem-") as name:
+    with tempfile.TemporaryDirectory(prefix="netem-") as name:
         reason = why_not("netem")
         if not reason:
             return tests(Path(name))
