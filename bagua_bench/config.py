@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from bagua_bench import units
+from bagua_bench import owner, units
+from bagua_bench.network import settings
 
 _PACKAGE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if folder.is_dir())
@@ -27,6 +26,23 @@ class Mode(Enum):
     """What is real (DESIGN 1)."""
 
     measure = "measure"
+
+
+class Backend(Enum):
+    """What shapes an emulated network: auto is netem where the kernel has it, else link; none leaves it as it is."""
+
+    auto = "auto"
+    netem = "netem"
+    link = "link"
+    none = "none"
+
+
+class Congestion(Enum):
+    """TCP congestion control of the emulated servers."""
+
+    cubic = "cubic"
+    bbr = "bbr"
+    reno = "reno"
 
 
 class Device(Enum):
@@ -62,19 +78,36 @@ class Transport:
     backend: str = "gloo"
 
 
+def _open_mapping() -> Any:
+    """A mapping that takes any key from the command line; what is allowed is checked later."""
+    return DictConfig({}, flags={"struct": False})
+
+
 @dataclass
 class Cluster:
-    """Servers and the ranks on each. Ranks of one server are consecutive."""
+    """Servers and the ranks on each. Ranks of one server are consecutive.
+
+    `server` gives single servers another link (cluster.server.2.bandwidth=100mbit), `slow_ranks` single ranks a factor
+    on their compute time (cluster.slow_ranks.3=1.5); both count from 0.
+    """
 
     servers: int = 2
     ranks_per_server: int = 1
+    server: Any = field(default_factory=_open_mapping)
+    slow_ranks: Any = field(default_factory=_open_mapping)
 
 
 @dataclass
 class Network:
-    """The network between the servers."""
+    """The links between the servers, one per server. Rates, times and sizes are texts with units."""
 
-    backend: str = "none"
+    bandwidth: Optional[str] = None  # noqa: UP045  OmegaConf reads it
+    latency: str = "0ms"
+    jitter: str = "0ms"
+    loss: str = "0%"
+    congestion: Congestion = Congestion.cubic
+    tcp_window: str = "4MiB"
+    backend: Backend = Backend.auto
 
 
 @dataclass
@@ -117,9 +150,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("scratch", _scratch, replace=True)
 
 
-@cache
-def _scratch_folder() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="bagua-bench-")
+_scratch_folder = cache(owner.folder)
 
 
 def _scratch() -> str:
@@ -151,18 +182,20 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:
     cell: dict[str, Any] = {"mode": plain["mode"]}
     for group in GROUPS:
         cell[group] = {"name": choices[group], **(plain[group] or {})}
-    run = dict(plain["run"])
-    parse = partial(_parse, run)
-    run["bucket_size"] = int(parse("bucket_size", units.BYTES))
-    run["timeout"] = parse("timeout", units.SECONDS)
-    if run["device"] == "auto":
-        run["device"] = "cuda" if has_cuda() else "cpu"
-    cell["run"] = run
+    try:
+        settings.to_plain(cell["network"], cell["cluster"])
+        cell["run"] = _plain_run(plain["run"])
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     return cell
 
 
-def _parse(run: dict[str, Any], key: str, table: Mapping[str, float]) -> float:
-    try:
-        return units.parse(f"run.{key}", run[key], table)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+def _plain_run(given: dict[str, Any]) -> dict[str, Any]:
+    run = {
+        **given,
+        "bucket_size": int(units.parse("run.bucket_size", given["bucket_size"], units.BYTES)),
+        "timeout": units.parse("run.timeout", given["timeout"], units.SECONDS),
+    }
+    if run["device"] == "auto":
+        run["device"] = "cuda" if has_cuda() else "cpu"
+    return run

@@ -78,10 +78,22 @@ def _table(name: str, record: Record) -> Table:
         "epoch", f"{_seconds(result['epoch_seconds'])} for {result['samples_per_epoch']:,} samples, projected"
     )
     table.add_row("peak memory", f"{max(result['peak_memory']) / 1e9:.2f} GB per rank")
+    if record["network"]["measured"]:
+        table.add_row("network", _network(record["network"]["measured"]))
     data = "synthetic data" if result["synthetic"] else "real data"
     metrics = ", ".join(f"{key} {value:.4g}" for key, value in result["metrics"].items())
     table.add_row("learning", f"loss {result['losses'][0]:.4g} -> {result['losses'][-1]:.4g}; {metrics} ({data})")
     return table
+
+
+def _network(measured: dict[str, Any]) -> str:
+    """Measured ranges over the pairs of servers, and where they are not what was asked for."""
+    probed = [pair for when in ("before", "after") for pair in measured[when] or ()]
+    rates = sorted(pair["goodput"] / 1e6 for pair in probed)
+    times = sorted(pair["rtt"] * 1e3 for pair in probed)
+    found = f"{measured['backend']}: {rates[0]:.4g} ... {rates[-1]:.4g} Mbit/s, "
+    found += f"round trip {times[0]:.3g} ... {times[-1]:.3g} ms, as measured"
+    return "\n".join([found, *(f"[yellow]{flag}[/yellow]" for flag in measured["flags"])])
 
 
 def _traffic(ranks: list[dict[str, float]]) -> str:
