@@ -48,6 +48,16 @@ class Outcome(ctypes.Structure):
     )
 
 
+class StreamReport(ctypes.Structure):
+    """See report.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("bytes_sent", "chunks_sent", "bytes_received", "chunks_received")),
+        *((name, ctypes.c_uint64) for name in ("stalls", "parked", "queued", "queued_max", "retransmissions")),
+        *((name, ctypes.c_double) for name in ("rate", "delivery_rate", "rtt", "min_rtt")),
+    )
+
+
 class Facts(ctypes.Structure):
     """See net.h."""
 
@@ -74,10 +84,12 @@ class Worker:
         self.lib = ctypes.CDLL(library)
         self.lib.harness_open.restype = _P
         self.net: int | None = None
+        self.path = ""
         self.held: dict[str, Any] = {}
 
     def open(self, path: str, symbol: str, verbose: bool = False) -> dict[str, Any]:
         """Load a plugin; `net` is False if it cannot be used."""
+        self.path = path
         version = int(symbol.rpartition("_v")[2])
         self.net = self.lib.harness_open(path.encode(), symbol.encode(), version, int(verbose))
         return {"net": self.net is not None}
@@ -187,6 +199,12 @@ class Worker:
             "threads": len(list(Path("/proc/self/task").iterdir())),
             "ports": [_port(fd) for fd in _connected()],
         }
+
+    def report(self, name: str) -> dict[str, Any]:
+        """What bagua_net's streams of a comm counted."""
+        out = (StreamReport * 64)()
+        count = ctypes.CDLL(self.path).bagua_net_comm_report(_P(self.held[name]), out, len(out))
+        return {"streams": [_values(out[k]) for k in range(count)]}
 
     def rest(self, seconds: float) -> dict[str, Any]:
         """Do nothing."""

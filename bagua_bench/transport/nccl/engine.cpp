@@ -221,6 +221,12 @@ Result test(void* request, int* done, int* sizes) {
     return take_result(comm, r, done, sizes);
 }
 
+int report_comm(void* comm, StreamReport* out, int most) {
+    auto& c = *static_cast<Comm*>(comm);
+    const std::lock_guard<std::mutex> guard(c.mutex);
+    return report(*c.connection, out, most);
+}
+
 Result close_comm(void* comm) {
     delete static_cast<Comm*>(comm);
     return kSuccess;

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "../core/report.h"
 #include "interface.h"
 
 namespace nccl {
@@ -17,6 +18,7 @@ Result register_memory(int type, void** mhandle);
 Result send(void* comm, void* data, size_t size, void** request);
 Result receive(void* comm, int n, void** data, size_t size, void** request);
 Result test(void* request, int* done, int* sizes);
+int report_comm(void* comm, StreamReport* out, int most);
 Result close_comm(void* comm);
 Result close_listener(void* listener);
 

@@ -94,4 +94,7 @@ EXPORT const NetV11<PropertiesV12, 8> ncclNetPlugin_v12 = {
     regMr8,  nullptr, deregMr,       isend10,  irecv10,  iflush,    test,
     close_comm, close_comm, close_listener, nullptr, nullptr, nullptr, finalize11, nullptr};
 
+// The counters of a comm that this plugin made, per stream; the number of streams.
+EXPORT int bagua_net_comm_report(void* comm, StreamReport* out, int most) { return report_comm(comm, out, most); }
+
 }  // namespace nccl
