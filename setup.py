@@ -51,8 +51,8 @@ setup(
         ),
         Extension(
             "bagua_bench.transport.libnccl-net-bagua",
-            sources("core", "nccl"),
-            depends=headers("core", "nccl"),
+            sources("core", "nccl", "collectives"),
+            depends=headers("core", "nccl", "collectives"),
             language="c++",
             extra_compile_args=STRICT,
             # NCCL unloads a plugin while a thread may still be in it, so it stays.

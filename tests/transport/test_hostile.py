@@ -42,7 +42,7 @@ def test_a_second_claim_to_a_stream_is_refused(start: Start) -> None:
     pair = start()
     target = Target.of(pair.b.ask("listen", name="l")["handle"])
     pair.b.tell("link", connect={}, accept={"r": "l"})
-    identity = bytes(range(16))
+    identity = bytes(range(8))
     with join(target, 0, 1, identity) as first:
         assert receive(first, 8)
         with join(target, 0, 1, identity) as second:

@@ -17,8 +17,9 @@ constexpr int64_t kCheck = 250 * kMillisecond;  // between two looks for streams
 
 }  // namespace
 
-Connection::Connection(const Settings& settings, std::vector<Socket> sockets, const std::string& interfaces)
-    : settings_(settings), sends_(kWindow), receives_(kWindow) {
+Connection::Connection(const Settings& settings, std::vector<Socket> sockets, const std::string& interfaces,
+                       uint64_t caller)
+    : name(caller), settings_(settings), sends_(kWindow), receives_(kWindow) {
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
     pulse_ = watch_pulse(std::move(sockets.back()), settings.timeout);
     sockets.pop_back();

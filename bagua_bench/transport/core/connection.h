@@ -12,6 +12,7 @@
 
 #include "pulse.h"
 #include "schedule.h"
+#include "settings.h"
 #include "status.h"
 #include "stream.h"
 
@@ -33,21 +34,13 @@ struct Request {
     bool opened = false;  // a first chunk was taken or announced: `size` is final
 };
 
-struct Settings {
-    int streams = 4;
-    int64_t timeout = 10 * kSecond;  // without a sign of life
-    int64_t connect_timeout = 60 * kSecond;
-    bool crc = false;
-    std::string secret;  // of the job; empty: the listener's token alone
-    Log log;
-};
-
 class Connection {
   public:
     static constexpr uint32_t kWindow = 64;  // open requests per direction
 
     // `sockets`: connected and shaken hands, the pulse last.
-    Connection(const Settings& settings, std::vector<Socket> sockets, const std::string& interfaces);
+    Connection(const Settings& settings, std::vector<Socket> sockets, const std::string& interfaces,
+               uint64_t name);
     ~Connection();
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
@@ -74,6 +67,7 @@ class Connection {
     const std::vector<std::unique_ptr<Stream>>& streams() const { return streams_; }
     const std::string& peer() const { return peer_; }
     void* owner = nullptr;  // for the face
+    const uint64_t name;  // what the connecting side said to be
     bool pending() const { return pending_sends_ + pending_receives_ > 0; }
 
   private:

@@ -12,8 +12,9 @@ constexpr int64_t kRetry = 50 * kMillisecond;
 
 }  // namespace
 
-Connector::Connector(const Settings& settings, const std::vector<Interface>& interfaces, const Handle& handle)
-    : settings_(settings), interfaces_(interfaces), deadline_(now_ns() + settings.connect_timeout) {
+Connector::Connector(const Settings& settings, const std::vector<Interface>& interfaces, const Handle& handle,
+                     uint64_t name)
+    : settings_(settings), interfaces_(interfaces), name_(name), deadline_(now_ns() + settings.connect_timeout) {
     for (const auto& wire : handle.addresses) {
         Address address;
         if (Address::from_wire(wire, &address)) addresses_.push_back(address);
@@ -54,7 +55,7 @@ Status Connector::step(std::unique_ptr<Connection>* out) {
     for (const auto& i : interfaces_) names += (names.empty() ? "" : ",") + i.name;
     std::vector<Socket> sockets;
     for (auto& leg : legs_) sockets.push_back(std::move(leg.socket));
-    *out = std::make_unique<Connection>(settings_, std::move(sockets), names);
+    *out = std::make_unique<Connection>(settings_, std::move(sockets), names, name_);
     return {};
 }
 
@@ -62,7 +63,7 @@ Status Connector::step(std::unique_ptr<Connection>* out) {
 Status Connector::begin(Leg& leg, size_t index) {
     const Address& to = addresses_[index % addresses_.size()];
     if (Status status = begin_connect(interfaces_[index % interfaces_.size()], to, &leg.socket); !status) return status;
-    leg.hello = {kMagic, kVersion, uint16_t(settings_.crc), uint16_t(legs_.size() - 1), uint16_t(index), {}, {}};
+    leg.hello = {kMagic, kVersion, uint16_t(settings_.crc), uint16_t(legs_.size() - 1), uint16_t(index), name_, {}, {}};
     std::memcpy(leg.hello.id, id_, kId);
     if (!random_bytes(leg.hello.nonce, kNonce)) return {Code::system, "no random bytes: " + error_text(errno)};
     leg.state = State::connecting;

@@ -63,7 +63,9 @@ class Listener {
 
 class Connector {
   public:
-    Connector(const Settings& settings, const std::vector<Interface>& interfaces, const Handle& handle);
+    // `name` tells the listening side who calls, and is covered by the proof.
+    Connector(const Settings& settings, const std::vector<Interface>& interfaces, const Handle& handle,
+              uint64_t name = 0);
     // Call again until there is a connection or an error.
     Status step(std::unique_ptr<Connection>* out);
 
@@ -88,6 +90,7 @@ class Connector {
     std::vector<Leg> legs_;
     Digest key_{};
     uint8_t id_[kId];
+    uint64_t name_;
     int64_t deadline_;
     Status last_;
 };

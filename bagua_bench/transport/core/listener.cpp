@@ -61,7 +61,7 @@ std::unique_ptr<Connection> Listener::accept() {
         if (whole) {
             Settings settings = settings_;
             settings.crc = p.hello.crc != 0;
-            connection = std::make_unique<Connection>(settings, std::move(p.sockets), where_);
+            connection = std::make_unique<Connection>(settings, std::move(p.sockets), where_, p.hello.name);
         }
         partial_.erase(partial_.begin() + long(i));
         return connection;

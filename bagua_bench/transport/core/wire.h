@@ -15,7 +15,7 @@ constexpr uint16_t kVersion = 1;
 constexpr int kMaxStreams = 64;
 constexpr int kMaxInterfaces = 3;  // as many addresses as a handle holds
 constexpr uint32_t kMaxMessage = 1u << 30;
-constexpr size_t kDigest = 32, kNonce = 32, kToken = 32, kId = 16;
+constexpr size_t kDigest = 32, kNonce = 32, kToken = 32, kId = 8;
 
 // In front of every chunk, on the chunk's own stream: the receiver needs nothing else to put it in place.
 struct ChunkHeader {
@@ -31,6 +31,7 @@ static_assert(sizeof(ChunkHeader) == 24, "wire format");
 struct Hello {
     uint64_t magic;
     uint16_t version, crc, streams, index;  // index == streams is the pulse
+    uint64_t name;  // chosen by the caller's face
     uint8_t id[kId];  // random, common to the sockets of one connection
     uint8_t nonce[kNonce];
 };

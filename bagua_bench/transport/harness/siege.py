@@ -89,7 +89,7 @@ def _bad_peer(victim: Process, fuzzer: Fuzzer) -> int:
     target = Target.of(victim.ask("listen", name="l")["handle"])
     victim.tell("link", connect={}, accept={"r": "l"})
     streams = fuzzer.random.choice((1, 2, 4))
-    identity = os.urandom(16)
+    identity = os.urandom(8)
     sockets = [join(target, index, streams, identity) for index in range(streams + 1)]
     assert victim.hear()["result"] == 0
     victim.tell("stream", name="r", sending=False, size=_POSTED, count=2, window=1, patience=5)

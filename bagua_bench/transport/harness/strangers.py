@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 
 MAGIC = 0x316E2D6175676162
-_HELLO = struct.Struct("<QHHHH16s32s")
+_HELLO = struct.Struct("<QHHHHQ8s32s")
 _CHUNK = struct.Struct("<6I")
 _PATIENCE = 5.0  # seconds for an answer
 
@@ -43,7 +43,7 @@ class Target:
 
 def hello(index: int, streams: int, identity: bytes, magic: int = MAGIC, version: int = 1, crc: int = 0) -> bytes:
     """The first message of the handshake."""
-    return _HELLO.pack(magic, version, crc, streams, index, identity, os.urandom(32))
+    return _HELLO.pack(magic, version, crc, streams, index, 0, identity, os.urandom(32))
 
 
 def proof(token: bytes, role: bytes, first: bytes, nonce: bytes, secret: bytes = b"") -> bytes:
@@ -100,7 +100,7 @@ class Fuzzer:
 
     def record(self, target: Target) -> None:
         """Keep the bytes of an honest handshake, for the replay."""
-        first = hello(0, 4, self.random.randbytes(16))
+        first = hello(0, 4, self.random.randbytes(8))
         with target.connect() as s:
             s.sendall(first)
             challenge = receive(s, 64)
@@ -132,7 +132,7 @@ class Fuzzer:
         return self.random.random() < 0.5
 
     def _half_hello(self, s: socket.socket) -> bool:
-        s.sendall(hello(0, 4, bytes(16))[: self.random.randrange(1, 64)])
+        s.sendall(hello(0, 4, bytes(8))[: self.random.randrange(1, 64)])
         return self.random.random() < 0.5
 
     def _bad_hello(self, s: socket.socket) -> bool:
@@ -148,11 +148,11 @@ class Fuzzer:
             )
         )
         values = {"index": 0, "streams": 4, **bad}
-        s.sendall(hello(identity=self.random.randbytes(16), **values))
+        s.sendall(hello(identity=self.random.randbytes(8), **values))
         return False
 
     def _wrong_answer(self, s: socket.socket) -> bool:
-        s.sendall(hello(self.random.randrange(5), 4, self.random.randbytes(16)) + self.random.randbytes(32))
+        s.sendall(hello(self.random.randrange(5), 4, self.random.randbytes(8)) + self.random.randbytes(32))
         return self.random.random() < 0.5
 
     def _replayed(self, s: socket.socket) -> bool:
@@ -160,7 +160,7 @@ class Fuzzer:
         return self.random.random() < 0.5
 
     def _mutated(self, s: socket.socket) -> bool:
-        data = bytearray(hello(0, 4, bytes(16)) + bytes(32))
+        data = bytearray(hello(0, 4, bytes(8)) + bytes(32))
         for _ in range(self.random.randrange(1, 8)):
             data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
         s.sendall(data)

@@ -1,14 +1,12 @@
 #include "engine.h"
 
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <sstream>
 
 #include "../core/handshake.h"
+#include "../core/settings.h"
 
 namespace nccl {
 
@@ -47,49 +45,6 @@ Result report(const Status& status) {
     return int(status.code);
 }
 
-const char* variable(const char* name) {
-    const char* value = std::getenv(name);
-    return value ? value : "";
-}
-
-// NCCL gives a plugin its environment and nothing else; `python -m bagua_bench.transport env` prints these.
-Status read_settings(Plugin& p) {
-    const auto number = [](const char* name, double least, double most, double* out) -> Status {
-        const std::string text = variable(name);
-        if (text.empty()) return {};
-        char* end = nullptr;
-        const double value = std::strtod(text.c_str(), &end);
-        if (*end || !(value >= least && value <= most)) {
-            std::ostringstream allowed;
-            allowed << name << "=" << text << ": allowed: a number from " << least << " to " << most;
-            return {Code::usage, allowed.str()};
-        }
-        *out = value;
-        return {};
-    };
-    double streams = 4, timeout = 10, connecting = 60, crc = 0;
-    if (Status s = number("BAGUA_NET_STREAMS", 1, kMaxStreams, &streams); !s) return s;
-    if (Status s = number("BAGUA_NET_TIMEOUT", 0.5, 86400, &timeout); !s) return s;
-    if (Status s = number("BAGUA_NET_CONNECT_TIMEOUT", 0.5, 86400, &connecting); !s) return s;
-    if (Status s = number("BAGUA_NET_CRC", 0, 1, &crc); !s) return s;
-    p.settings.streams = int(streams);
-    p.settings.timeout = int64_t(timeout * double(kSecond));
-    p.settings.connect_timeout = int64_t(connecting * double(kSecond));
-    p.settings.crc = crc != 0;
-    if (const std::string path = variable("BAGUA_NET_SECRET_FILE"); !path.empty()) {
-        std::ifstream file(path, std::ios::binary);
-        std::ostringstream text;
-        text << file.rdbuf();
-        if (!file || text.str().empty())
-            return {Code::usage, "BAGUA_NET_SECRET_FILE=" + path + ": cannot be read or is empty"};
-        p.settings.secret = text.str();
-    }
-    const std::string family = variable("NCCL_SOCKET_FAMILY");
-    const int wanted = family == "AF_INET" ? AF_INET : family == "AF_INET6" ? AF_INET6 : AF_UNSPEC;
-    p.interfaces = find_interfaces(variable("NCCL_SOCKET_IFNAME"), wanted);
-    return {};
-}
-
 // NCCL sees one of the three states; a finished or failed request is free again.
 Result take_result(Comm& comm, Request& r, int* done, int* sizes) {
     Connection& c = *comm.connection;
@@ -111,7 +66,7 @@ Result start(Logger logger) {
         p.settings.log = [logger](Level level, const std::string& text) {
             logger(int(level) + (level == Level::info), kLogInit | kLogNet, "bagua-net", 0, "%s", text.c_str());
         };
-    if (const Status status = read_settings(p); !status) return report(status);
+    if (const Status status = read_settings(&p.settings, &p.interfaces); !status) return report(status);
     for (const auto& i : p.interfaces) {
         p.names += (p.names.empty() ? "" : "+") + i.name;
         p.speed += i.speed;
