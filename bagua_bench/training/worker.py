@@ -27,6 +27,7 @@ from bagua_bench.training.loop import Loop
 from bagua_bench.training.progress import Progress
 from bagua_bench.training.snapshot import Snapshot
 from bagua_bench.training.trainer import Trainer
+from bagua_bench.transport import environment as transport
 from tasks.base import Task
 
 
@@ -38,19 +39,25 @@ def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
         device = torch.device("cuda", int(torch.cuda.current_device()))
     dist.init_process_group("gloo", timeout=timedelta(seconds=run["timeout"]))
     try:
+        transport.apply(config["transport"])
         comm = TorchComm.create(config["transport"]["backend"], run["timeout"], config["cluster"]["ranks_per_server"])
         task: Task = build(config["task"])
         torch.manual_seed(run["seed"])
         model = task.model().to(device)
         with make_trainer(config, model, task.optimizer(model), comm) as trainer:
             memory.trim()  # the parameters have moved into buckets
-            return _measure(config, task, trainer, device, progress)
+            return _measure(config, task, trainer, comm, device, progress)
     finally:
         dist.destroy_process_group()
 
 
 def _measure(
-    config: dict[str, Any], task: Task, trainer: Trainer, device: torch.device, progress: Progress
+    config: dict[str, Any],
+    task: Task,
+    trainer: Trainer,
+    comm: TorchComm,
+    device: torch.device,
+    progress: Progress,
 ) -> dict[str, Any] | None:
     run, rank, size = config["run"], dist.get_rank(), dist.get_world_size()
     samples = task.batch * run["accumulate"] * size
@@ -72,6 +79,7 @@ def _measure(
         "losses": early_losses + losses,
         "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
         "peak_memory": memory.peak(device),
+        "streams": comm.streams(),
     }
     with trainer.paused():
         progress.say("checking")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bagua_bench import units
-from bagua_bench.transport import libraries
+from bagua_bench import libraries, units
+from bagua_bench.transport import environment
 from bagua_bench.transport.harness import bench, faults, shaped, siege
 from bagua_bench.transport.harness.bench import Plugin
 from bagua_bench.transport.harness.pair import HarnessError, Pair
@@ -45,6 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--idle", type=int, default=20, help="idle caller: 0 spins, -1 yields, n sleeps n us")
     one.add_argument("--json", type=Path, help="write the samples to this file")
     one.set_defaults(run=_bench)
+    one = commands.add_parser("env", help="print the variables that make any program's NCCL use the transport")
+    one.add_argument("--streams", type=int, default=4)
+    one.set_defaults(run=_env)
     one = commands.add_parser("soak", help="many faults, hostile connections and bytes, checked")
     _plugin_options(one)
     one.add_argument("--faults", type=int, default=200)
@@ -67,6 +71,12 @@ def _plugin_options(parser: argparse.ArgumentParser) -> None:
 def _plugin(options: argparse.Namespace) -> Plugin:
     environment = dict(item.split("=", 1) for item in options.env)
     return Plugin(options.lib or libraries.plugin(), options.symbol, environment, options.first_port)
+
+
+def _env(options: argparse.Namespace) -> int:
+    for name, value in environment.for_nccl(options.streams).items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from bagua_bench.transport import libraries
+from bagua_bench import libraries
 
 HANDLE = 128
 """Bytes that a rank publishes so that others can connect."""
@@ -138,7 +138,7 @@ class Group:
         """Counters of the streams to a rank; lane 0 is the collectives', 1 the messages'."""
         out = (StreamReport * 64)()
         count = self._lib.bagua_net_report(self._group, peer, lane, out, len(out))
-        return [{name: getattr(out[k], name) for name, _ in StreamReport._fields_} for k in range(count)]
+        return [{name: getattr(out[k], name) for name, *_ in StreamReport._fields_} for k in range(count)]
 
     def _check(self, call: str, code: int) -> None:
         if code:

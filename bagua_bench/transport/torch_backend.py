@@ -30,10 +30,13 @@ _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")  # in the 
 _AVG, _FIRST_BITS, _FLOATS = 1, 5, 4
 
 
-class BaguaNetGroup(dist.ProcessGroup):
+_ProcessGroup: Any = dist.ProcessGroup  # its stubs know neither its overloads nor its newer names
+
+
+class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group; collective calls must come in the same order on all its ranks."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._timeout = timeout.total_seconds()
         self._own_name = ""
@@ -51,7 +54,7 @@ class BaguaNetGroup(dist.ProcessGroup):
             with _Dense(x) as data:
                 self._native.all_reduce(data.data_ptr(), data.numel(), *kind, self._limit(opts))
 
-        return self._run(lambda: [one(x) for x in tensors], tensors, opts)
+        return self._run(lambda: _for_each(one, tensors), tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Job:
         """Reduce several in place, to all."""
@@ -75,13 +78,16 @@ class BaguaNetGroup(dist.ProcessGroup):
             with _Dense(x) as data:
                 self._native.broadcast(data.data_ptr(), data.nbytes, opts.rootRank, self._limit(opts))
 
-        return self._run(lambda: [one(x) for x in tensors], tensors, opts)
+        return self._run(lambda: _for_each(one, tensors), tensors, opts)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Job:
         """Every rank's tensor to all, as a list."""
-        return self._run(
-            lambda: [self._gather_all(out, x, opts) for out, x in zip(outputs, inputs, strict=True)], outputs, opts
-        )
+
+        def run() -> None:
+            for out, x in zip(outputs, inputs, strict=True):
+                self._gather_all(out, x, opts)
+
+        return self._run(run, outputs, opts)
 
     def _gather_all(self, out: Sequence[Tensor], x: Tensor, opts: Any) -> None:
         dense = [_Dense(o, load=False) for o in out]
@@ -115,9 +121,7 @@ class BaguaNetGroup(dist.ProcessGroup):
 
     def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any = None) -> Job:
         """Reduce; rank r keeps the r-th part."""
-        return self._run(
-            lambda: self._reduce_parts(output, x.reshape(self.size(), -1).clone(), opts), output, opts
-        )
+        return self._run(lambda: self._reduce_parts(output, x.reshape(self.size(), -1).clone(), opts), output, opts)
 
     def _reduce_parts(self, output: Tensor, parts: Tensor, opts: Any) -> None:
         kind = _kind(parts, opts)
@@ -269,6 +273,11 @@ class _Dense:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
             self.store()
+
+
+def _for_each(call: Callable[[Tensor], None], tensors: Sequence[Tensor]) -> None:
+    for x in tensors:
+        call(x)
 
 
 def _kind(x: Tensor, opts: Any) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from bagua_bench.transport.native import Group
 _POLL = 3600.0  # seconds; the operations end by their own time-out
 
 
-class Job(Work):  # type: ignore[misc]
+class Job(Work):
     """A collective operation, run by its lane; its value is the list of tensors it filled."""
 
     def __init__(self, run: Callable[[], None], value: Any) -> None:
@@ -43,7 +43,7 @@ class Job(Work):  # type: ignore[misc]
         if self._error is None:
             future.set_result(self._value)
         else:
-            future.set_exception(self._error)  # type: ignore[arg-type]
+            future.set_exception(self._error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until it has ended; RuntimeError if it failed."""
@@ -80,7 +80,7 @@ class Job(Work):  # type: ignore[misc]
             return self._future
 
 
-class Message(Work):  # type: ignore[misc]
+class Message(Work):
     """A message between two ranks; `keep` is what must live until it has ended."""
 
     def __init__(self, group: Group, number: int, timeout: float, source: int, finish: Callable[[], None]) -> None:

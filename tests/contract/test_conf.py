@@ -12,7 +12,7 @@ from bagua_bench.signature import arguments
 from bagua_bench.validate import validate
 from tests.catalogue import composed, every_option, options, resolved
 
-NEEDS = {("transport", "nccl"): ["run.device=cuda"]}
+NEEDS = {("transport", name): ["run.device=cuda"] for name in ("nccl", "nccl_bagua_net")}
 
 
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in every_option() if g not in ("campaign", "debug")])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench.transport import libraries
+from bagua_bench import libraries
 from bagua_bench.transport.harness.pair import Pair
 
 Start = Callable[..., Pair]

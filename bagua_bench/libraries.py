@@ -1,10 +1,10 @@
-"""Where the compiled parts of the transport are. No torch import."""
+"""Where the compiled parts of the transport are; outside its package, because importing that imports torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-_FOLDER = Path(__file__).resolve().parent
+_FOLDER = Path(__file__).resolve().parent / "transport"
 
 
 def plugin() -> Path:
