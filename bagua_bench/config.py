@@ -27,6 +27,15 @@ class Mode(Enum):
     """What is real (DESIGN 1)."""
 
     measure = "measure"
+    emulate = "emulate"
+    simulate = "simulate"
+
+
+class Origin(Enum):
+    """Whose time optimizer or codec takes in `mode=emulate`: the profile's, or this machine's for doing it."""
+
+    profile = "profile"
+    measured = "measured"
 
 
 class Device(Enum):
@@ -78,6 +87,18 @@ class Network:
 
 
 @dataclass
+class Compute:
+    """The machine whose computing is emulated or simulated; `conf/compute/v100.yaml` explains the keys."""
+
+    step_seconds: Any = field(default_factory=dict)
+    flops: float = 8.4e12
+    forward_share: float = 1 / 3
+    memory_bandwidth: str = "675GB"
+    optimizer: Origin = Origin.profile
+    codec: Origin = Origin.profile
+
+
+@dataclass
 class Campaign:
     """Cells = every combination of points of the `axes`, each composed with `overrides` (KEY=VALUE).
 
@@ -100,6 +121,7 @@ class Config:
     transport: Transport = field(default_factory=Transport)
     cluster: Cluster = field(default_factory=Cluster)
     network: Network = field(default_factory=Network)
+    compute: Compute = field(default_factory=Compute)
     run: Run = field(default_factory=Run)
     campaign: Optional[Campaign] = None  # noqa: UP045  OmegaConf reads it
     debug: Any = None
@@ -112,7 +134,7 @@ class ConfigError(ValueError):
 def register() -> None:
     """Tell Hydra the schema and OmegaConf the resolvers used in conf/."""
     ConfigStore.instance().store("schema", Config)
-    OmegaConf.register_new_resolver("default_scale", lambda: "paper" if has_cuda() else "cpu", replace=True)
+    OmegaConf.register_new_resolver("default_scale", _default_scale, replace=True)
     OmegaConf.register_new_resolver("by_scale", _by_scale, replace=True)
     OmegaConf.register_new_resolver("scratch", _scratch, replace=True)
 
@@ -125,6 +147,10 @@ def _scratch_folder() -> TemporaryDirectory[str]:
 def _scratch() -> str:
     """A folder for what Hydra writes during a multirun; it goes with the process."""
     return _scratch_folder().name
+
+
+def _default_scale(*, _root_: DictConfig) -> str:
+    return "paper" if _root_.mode != Mode.measure or has_cuda() else "cpu"
 
 
 def _by_scale(*values: Any, _parent_: DictConfig) -> Any:
@@ -151,8 +177,12 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:
     cell: dict[str, Any] = {"mode": plain["mode"]}
     for group in GROUPS:
         cell[group] = {"name": choices[group], **(plain[group] or {})}
+    if cell["mode"] != "measure":
+        cell["compute"] = {"name": choices["compute"], **plain["compute"]}
+        traffic = _parse("compute", plain["compute"], "memory_bandwidth", units.BYTES)
+        cell["compute"]["memory_bandwidth"] = traffic
     run = dict(plain["run"])
-    parse = partial(_parse, run)
+    parse = partial(_parse, "run", run)
     run["bucket_size"] = int(parse("bucket_size", units.BYTES))
     run["timeout"] = parse("timeout", units.SECONDS)
     if run["device"] == "auto":
@@ -161,8 +191,8 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:
     return cell
 
 
-def _parse(run: dict[str, Any], key: str, table: Mapping[str, float]) -> float:
+def _parse(group: str, values: dict[str, Any], key: str, table: Mapping[str, float]) -> float:
     try:
-        return units.parse(f"run.{key}", run[key], table)
+        return units.parse(f"{group}.{key}", values[key], table)
     except ValueError as error:
         raise ConfigError(str(error)) from None

@@ -78,6 +78,11 @@ def _table(name: str, record: Record) -> Table:
         "epoch", f"{_seconds(result['epoch_seconds'])} for {result['samples_per_epoch']:,} samples, projected"
     )
     table.add_row("peak memory", f"{max(result['peak_memory']) / 1e9:.2f} GB per rank")
+    if record["source"] != "measured":
+        table.add_row(
+            "computing", f"{record['source']}; time of a step from {result['emulation']['step_seconds_from']}"
+        )
+        return table
     data = "synthetic data" if result["synthetic"] else "real data"
     metrics = ", ".join(f"{key} {value:.4g}" for key, value in result["metrics"].items())
     table.add_row("learning", f"loss {result['losses'][0]:.4g} -> {result['losses'][-1]:.4g}; {metrics} ({data})")

@@ -16,7 +16,7 @@ from bagua_bench.cell import cell_id, world_size
 from bagua_bench.training.phases import PHASES
 
 SCHEMA = 1
-SOURCES = {"measure": "measured"}
+SOURCES = {"measure": "measured", "emulate": "emulated", "simulate": "simulated"}
 
 Record = dict[str, Any]
 
