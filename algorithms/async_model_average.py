@@ -34,6 +34,8 @@ class AsyncModelAverage(Algorithm):
         return When.BACKWARD if step <= self.warmup_steps else When.FREE
 
     def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
+        for dtype in {bucket.weight.dtype for bucket in buckets} - {torch.float32, torch.float64}:
+            raise ValueError(f"weights are {dtype}: the small updates of async get lost in it; use torch.float32")
         self.snapshot = {bucket.name: torch.empty_like(bucket.weight) for bucket in buckets}
         self.mean = {bucket.name: torch.empty_like(bucket.weight) for bucket in buckets}
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch.optim import Optimizer
 
 from algorithms.base import Algorithm, Bucket, Comm
@@ -55,8 +54,7 @@ class QAdam(Algorithm):
         assert isinstance(optimizer, QAdamOptimizer)
         self.trained = optimizer
         for bucket in buckets:
-            bucket.state["momentum"] = torch.zeros_like(bucket.weight)
-            optimizer.link(bucket.params, bucket.views(bucket.state["momentum"]))
+            optimizer.link(bucket)
             if self.error_feedback:
                 bucket.state |= error_memory(bucket.weight, comm, self.hierarchical)
 
@@ -64,7 +62,6 @@ class QAdam(Algorithm):
         if step <= self.trained.warmup_steps:
             c_fp_s(bucket.grad, comm)
             return
-        momentum = bucket.state["momentum"]
-        self.trained.update_momenta(bucket.params, bucket.views(momentum))
+        momentum = self.trained.update_momentum(bucket)
         errors = (bucket.state["sent_error"], bucket.state["reduced_error"]) if self.error_feedback else None
         self.average(momentum, comm, errors=errors, elements=bucket.elements)

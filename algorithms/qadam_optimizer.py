@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Adam
+
+from algorithms.base import Bucket
 
 
 class QAdamOptimizer(Adam):
@@ -38,26 +40,30 @@ class QAdamOptimizer(Adam):
         self.last_update = warmup_steps if freeze_after == "warmup" else warmup_steps - 1
         self.decays_always = weight_decay_stage == "both"
 
-    def link(self, params: Sequence[Tensor], momenta: Sequence[Tensor]) -> None:
-        """Keep the first moment of every parameter in the tensor given for it, with the value that it has now."""
-        for p, momentum in zip(params, momenta, strict=True):
-            state = self.state[p]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
-                state["exp_avg"] = torch.zeros_like(p)
-                state["exp_avg_sq"] = torch.zeros_like(p)
-            state["exp_avg"] = momentum.copy_(state["exp_avg"])
+    def link(self, bucket: Bucket) -> None:
+        """Keep both moments of the bucket's parameters in its state, flat, with the values that they have now.
+
+        The second moment is at least float32: squares of gradients vanish in float16.
+        """
+        precise = torch.promote_types(bucket.weight.dtype, torch.float32)
+        bucket.state["momentum"] = torch.zeros_like(bucket.weight)
+        bucket.state["variance"] = torch.zeros_like(bucket.weight, dtype=precise)
+        views = zip(bucket.views(bucket.state["momentum"]), bucket.views(bucket.state["variance"]), strict=True)
+        for p, (m, v) in zip(bucket.params, views, strict=True):
+            old = self.state[p] or {"step": torch.zeros(()), "exp_avg": m, "exp_avg_sq": v}
+            self.state[p] = old | {"exp_avg": m.copy_(old["exp_avg"]), "exp_avg_sq": v.copy_(old["exp_avg_sq"])}
 
     @torch.no_grad()
-    def update_momenta(self, params: Sequence[Tensor], momenta: Sequence[Tensor]) -> None:
-        """m <- beta1 m + (1 - beta1) g for some parameters, with the betas and weight decay of their groups."""
+    def update_momentum(self, bucket: Bucket) -> Tensor:
+        """m <- beta1 m + (1 - beta1) g with the betas and weight decay of each parameter's group; the flat m (N,)."""
         group_of = {p: group for group in self.param_groups for p in group["params"]}
-        for p, m in zip(params, momenta, strict=True):
+        for p in bucket.params:
             group, g = group_of[p], p.grad
             assert g is not None
             if group["weight_decay"] and self.decays_always:
                 g = g.add(p, alpha=group["weight_decay"])
-            m.lerp_(g, 1 - group["betas"][0])
+            self.state[p]["exp_avg"].lerp_(g, 1 - group["betas"][0])
+        return bucket.state["momentum"]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

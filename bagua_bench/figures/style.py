@@ -8,6 +8,10 @@ COLOURS = {
     "ddp": "#7f7f7f",
     "gradient_allreduce": "#1f77b4",
     "bytegrad": "#d62728",
+    "qadam": "#ff7f0e",
+    "decentralized": "#2ca02c",
+    "low_precision_decentralized": "#98df8a",
+    "async": "#9467bd",
 }
 
 

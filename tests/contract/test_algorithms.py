@@ -18,6 +18,7 @@ from bagua_bench.training.build import make_trainer
 from bagua_bench.validate import validate
 from tasks.quadratic import Quadratic
 from tests.catalogue import HOME, options, resolved, subclasses
+from tests.linear import Linear
 from tests.ranks import run
 
 NAMES = [name for name in options("algo") if "peers" not in resolved(f"algo={name}")["algo"]["_target_"]]
@@ -28,6 +29,8 @@ SHORT = {  # settings under which a run of 100 steps shows what the algorithm do
     "qadam": ["algo.lr=0.1", "algo.warmup_steps=10"],
     "async": ["algo.interval_ms=1"],
 }
+
+HALF = {"qadam": ["algo.warmup_steps=6", "algo.lr=0.05"]}
 
 
 def train(comm: CountedComm, cell: dict[str, Any], steps: int) -> tuple[torch.Tensor, float]:
@@ -67,6 +70,33 @@ def test_it_trains_towards_the_optimum_and_keeps_its_promise_on_replicas(name: s
     for x, consensus in results:
         distance = float((x.double() - mean).norm() / mean.norm())
         assert torch.equal(x, results[0][0]) if consensus == 0 else distance <= consensus
+
+
+def follow(comm: CountedComm, cell: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
+    """Weights after ten steps along given gradients, float32."""
+    model = Linear(50).to(dtype)
+    with make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.05), comm) as trainer:
+        for step in range(10):
+            generator = torch.Generator().manual_seed(100 * step + comm.rank)
+            trainer.module(torch.randn(50, generator=generator).to(dtype)).backward()
+            trainer.synchronize()
+            trainer.optimize()
+            trainer.publish()
+    return model.x.detach().float()
+
+
+@pytest.mark.parametrize("kind", ["threads", "gloo"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "async"])
+def test_half_precision_follows_single_precision(name: str, dtype: torch.dtype, kind: str) -> None:
+    cell = resolved(f"algo={name}", "task=quadratic", *SHORT.get(name, []), *HALF.get(name, []))
+    expected = run("threads", 2, follow, cell, torch.float32)
+    results = run(kind, 2, follow, cell, dtype)
+    for got, wanted in zip(results, expected, strict=True):
+        assert torch.isfinite(got).all()
+        assert (got - wanted).norm() < 32 * torch.finfo(dtype).eps * wanted.norm()
+    if name in ("gradient_allreduce", "bytegrad", "qadam"):
+        assert torch.equal(results[0], results[1]), "replicas differ"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

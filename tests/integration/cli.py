@@ -51,7 +51,8 @@ def workers(of: int) -> list[psutil.Process]:
     return found
 
 
-def leftovers() -> list[str]:
-    """Command lines of agents and workers that are alive anywhere."""
-    lines = [" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])]
+def leftovers(folder: Path) -> list[str]:
+    """Command lines of agents and workers that were started in `folder` and are alive."""
+    found = [p.info for p in psutil.process_iter(["cmdline", "cwd"]) if p.info["cwd"] == str(folder.resolve())]
+    lines = [" ".join(info["cmdline"] or []) for info in found]
     return [line for line in lines if "bagua_bench.launch.agent" in line or "bagua_bench.training.worker" in line]

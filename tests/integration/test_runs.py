@@ -33,7 +33,7 @@ def test_every_algorithm_from_any_directory(tmp_path: Path, algo: str) -> None:
     assert result["losses"][0] > result["losses"][-1]
     assert result["synthetic"] is True
     assert record["config"]["algo"]["name"] == algo
-    assert leftovers() == []
+    assert leftovers(tmp_path) == []
 
 
 def test_real_data_and_accuracy(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_failing_rank_is_named_with_its_reason(tmp_path: Path) -> None:
     assert "ValueError: MinMaxUInt8: the tensor holds NaN or Inf" in record["reason"]
     assert record["reason"].startswith("rank ")
     assert "MinMaxUInt8" in next((tmp_path / "results" / "runs" / "logs").iterdir()).read_text()
-    assert leftovers() == []
+    assert leftovers(tmp_path) == []
 
 
 def test_a_run_that_diverges_is_wrong_not_done(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_terminate_is_like_interrupt(tmp_path: Path) -> None:
     parent, _ = running(tmp_path)
     parent.terminate()
     parent.wait(20)
-    assert leftovers() == []
+    assert leftovers(tmp_path) == []
     assert [r["status"] for r in recorded(tmp_path)] == ["failed"]
 
 
@@ -129,7 +129,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
     assert parent.wait(20) == 1
     [record] = recorded(tmp_path)
     assert record["reason"] == "rank 1: killed by SIGKILL"
-    assert leftovers() == []
+    assert leftovers(tmp_path) == []
 
 
 def test_a_stopped_rank_ends_the_run_after_the_time_out(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_stopped_rank_ends_the_run_after_the_time_out(tmp_path: Path) -> None:
     assert parent.wait(60) == 1
     [record] = recorded(tmp_path)
     assert "CommError" in record["reason"]
-    assert leftovers() == []
+    assert leftovers(tmp_path) == []
 
 
 def test_a_killed_parent_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_a_killed_parent_leaves_nothing_behind(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 10
-    while leftovers() and time.monotonic() < deadline:
+    while leftovers(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert leftovers() == []
+    assert leftovers(tmp_path) == []
 
 
 def test_inside_torchrun_the_command_joins_the_job(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from algorithms.base import Bucket
 from algorithms.qadam import QAdam
 from algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_bench.comm import CountedComm
@@ -167,7 +168,7 @@ def test_drift_lengthens_the_steps_towards_one_over_sqrt_1_minus_beta2_to_the_w(
     for correction in ("frozen", "drift"):
         p = nn.Parameter(torch.zeros(1, dtype=torch.float64))
         optimizer = QAdamOptimizer([p], lr=1.0, warmup_steps=warmup, stages=(correction, "warmup", "both"))
-        optimizer.link([p], [torch.zeros_like(p)])
+        optimizer.link(Bucket("all", [p], p.detach(), torch.empty(0)))
         state = optimizer.state[p]
         state["step"] += 50_000  # the first moment's correction is over, the drift too
         state["exp_avg"] += 1
