@@ -71,18 +71,36 @@ class Transport:
     backend: str = "gloo"
 
 
+def _open_mapping() -> Any:
+    """A mapping that takes any key from the command line; what is allowed is checked later."""
+    return DictConfig({}, flags={"struct": False})
+
+
 @dataclass
 class Cluster:
-    """Servers and the ranks on each. Ranks of one server are consecutive."""
+    """Servers and the ranks on each. Ranks of one server are consecutive.
+
+    `server` gives single servers another link (cluster.server.2.bandwidth=100mbit), `slow_ranks` single ranks a factor
+    on their compute time (cluster.slow_ranks.3=1.5); both count from 0. `physics`: for the simulator.
+    """
 
     servers: int = 2
     ranks_per_server: int = 1
+    server: Any = field(default_factory=_open_mapping)
+    slow_ranks: Any = field(default_factory=_open_mapping)
+    physics: Any = field(default_factory=_open_mapping)
 
 
 @dataclass
 class Network:
     """The network between the servers."""
 
+    bandwidth: Optional[str] = None  # noqa: UP045  OmegaConf reads it
+    latency: str = "0ms"
+    jitter: str = "0ms"
+    loss: str = "0%"
+    congestion: str = "cubic"
+    tcp_window: str = "4MiB"
     backend: str = "none"
 
 
@@ -181,6 +199,11 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:
         cell["compute"] = {"name": choices["compute"], **plain["compute"]}
         traffic = _parse("compute", plain["compute"], "memory_bandwidth", units.BYTES)
         cell["compute"]["memory_bandwidth"] = traffic
+    for key, table in (("latency", units.SECONDS), ("jitter", units.SECONDS)):
+        cell["network"][key] = _parse("network", plain["network"], key, table)
+    if plain["network"]["bandwidth"] is not None:
+        cell["network"]["bandwidth"] = _parse("network", plain["network"], "bandwidth", units.BITS_PER_SECOND)
+    cell["network"]["loss"] = float(str(plain["network"]["loss"]).rstrip("%")) / 100
     run = dict(plain["run"])
     parse = partial(_parse, "run", run)
     run["bucket_size"] = int(parse("bucket_size", units.BYTES))

@@ -31,7 +31,7 @@ def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None
         return record, path
 
     try:
-        result = joined.run_joined(job.cell) if joined.is_joined() else run_local(job.cell, watch)
+        result = _run(job.cell, watch)
     except RunFailed as failure:
         reason, log = failure.reason, failure.log
         kept = keep(lambda record: records.fail(record, reason))
@@ -41,6 +41,14 @@ def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None
         keep(lambda record: records.fail(record, "interrupted"))
         raise
     return None if result is None else keep(lambda record: records.complete(record, result))
+
+
+def _run(cell: dict[str, Any], watch: Watch) -> dict[str, Any] | None:
+    if cell["mode"] == "simulate":
+        from bagua_bench.simulate.run import simulate
+
+        return simulate(cell)
+    return joined.run_joined(cell) if joined.is_joined() else run_local(cell, watch)
 
 
 def _keep_log(folder: Path, record: Record, log: str) -> None:

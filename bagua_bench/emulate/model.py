@@ -85,11 +85,15 @@ class _Step:
     def gradients(self) -> list[Tensor]:
         """Tensors that autograd takes over without a copy."""
         known = zip(self._homes, self.params, strict=True)
-        return [torch.zeros_like(p) if home is None else home.detach() for home, p in known]
+        return [_blank(p) if home is None else home.detach() for home, p in known]
 
     def _note(self, index: int, p: Tensor) -> None:
         if self._homes[index] is None and p.grad is not None and not p.is_meta:
             self._homes[index] = p.grad.detach()
+
+
+def _blank(p: Parameter) -> Tensor:
+    return p.new_empty(p.shape) if p.is_meta else torch.zeros_like(p)
 
 
 class _Layer(torch.autograd.Function):
