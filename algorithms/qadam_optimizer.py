@@ -15,7 +15,8 @@ from algorithms.base import Bucket
 class QAdamOptimizer(Adam):
     """torch's Adam for `warmup_steps` steps; then x <- x - lr / (1 - beta1^t) m / (sqrt(v) / c + eps), v fixed.
 
-    In the second stage m has been updated and averaged by the algorithm (`algorithms.qadam`) before the step.
+    In the second stage m has been updated and averaged by the algorithm (`algorithms.qadam`) before the step; elements
+    that had no gradient in the first (v = 0: dead units) then stay where they are.
     stages: how the two differ. c = sqrt(1 - beta2^W) is "frozen" with v, or goes on growing ("drift"); step W, the
     last of "warmup", updates m and v here, or it is the one before ("warmup_minus_one"); weight decay (coupled)
     acts in "both" or in "warmup" only.
@@ -84,5 +85,7 @@ class QAdamOptimizer(Adam):
         state["step"] += 1
         t, (beta1, beta2) = int(state["step"]), group["betas"]
         frozen = t if self.drift else min(t, self.warmup_steps)
-        denominator = (state["exp_avg_sq"].sqrt() / (1 - beta2**frozen) ** 0.5).add_(group["eps"])
+        v = state["exp_avg_sq"]
+        denominator = (v.sqrt() / (1 - beta2**frozen) ** 0.5).add_(group["eps"])
+        denominator.masked_fill_(v == 0, torch.inf)  # no gradient yet: one bit would make its m = 0 a huge step
         p.addcdiv_(state["exp_avg"], denominator, value=-group["lr"] / (1 - beta1**t))
