@@ -13,6 +13,9 @@ from bagua_bench.signature import SUITE_KEYS, arguments
 DIGITS_TRAIN = 1437
 """Training samples of the bundled digits (`tasks.images`)."""
 
+SCHEDULES = ("bagua_bench.peers.horovod.Horovod", "bagua_bench.peers.byteps.BytePS")
+"""Peers that cannot be run."""
+
 _LEAST = {
     "run.steps": 1,
     "run.untimed": 0,
@@ -116,6 +119,8 @@ def _count(folder: Path, enough: int) -> int:
 def _peers(cell: dict[str, Any]) -> Iterator[str]:
     if not cell["algo"]["_target_"].startswith("bagua_bench.peers."):
         return
+    if cell["algo"]["_target_"] in SCHEDULES and cell["mode"] != "simulate":
+        yield f"algo={cell['algo']['name']}: the suite has its schedule only; allowed: mode=simulate"
     for key, default in (("overlap", True), ("bucket_size", 10 * 2**20), ("find_unused_parameters", False)):
         if cell["run"][key] != default:
             algo = cell["algo"]["name"]

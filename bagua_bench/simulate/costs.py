@@ -77,7 +77,7 @@ def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
     """
     n, physics = cluster.layout.servers, cluster.physics
     nbytes = 2 * (n - 1) / n * call.nbytes
-    credit = physics.servers_window / (2 * cluster.latency)
+    credit = physics.servers_window / (2 * cluster.latency) if cluster.latency else math.inf
     rate = min(cluster.line * physics.efficiency_servers, physics.servers, credit)
     local = inside(Collective("all_reduce", call.nbytes, "intra"), g, cluster)
     return nbytes / rate + local

@@ -10,9 +10,10 @@ from hydra import initialize_config_dir
 from bagua_bench import campaign, config
 from bagua_bench.signature import SUITE_KEYS, arguments
 from bagua_bench.validate import validate
-from tests.catalogue import composed, every_option, options, resolved
+from tests.catalogue import composed, every_option, options, resolved, runnable
 
 NEEDS = {("transport", "nccl"): ["run.device=cuda"], ("compute", "v100"): ["mode=emulate"]}
+NEEDS |= {("algo", name): ["mode=simulate"] for name in set(options("algo")) - set(runnable())}
 
 
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in every_option() if g not in ("campaign", "debug")])
