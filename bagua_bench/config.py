@@ -128,6 +128,7 @@ class Compute:
     flops: float = 8.4e12
     forward_share: float = 1 / 3
     memory_bandwidth: str = "675GB"
+    shrink: float = 1.0  # tensors are so many times smaller: a scale model
     optimizer: Origin = Origin.profile
     codec: Origin = Origin.profile
 

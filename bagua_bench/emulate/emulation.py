@@ -20,7 +20,7 @@ class Emulation:
     """What one rank of a resolved configuration needs to compute at another machine's speed."""
 
     def __init__(self, cell: dict[str, Any], rank: int) -> None:
-        layers = layers_of(cell["task"])
+        layers = layers_of(cell)
         self._cell = cell
         self._compute = compute = compute_of(cell, layers)
         self._slow = slow_factors(cell["cluster"]).get(rank, 1.0)

@@ -23,13 +23,15 @@ def trace(cell: dict[str, Any]) -> Program:
     """The program of a cell; of the network and of times it is independent, and remembered."""
     run = {key: cell["run"][key] for key in ("steps", "untimed", "overlap", "bucket_size", "accumulate")}
     layout = (cell["cluster"]["servers"], cell["cluster"]["ranks_per_server"])
-    return _trace(json.dumps({"task": cell["task"], "algo": cell["algo"], "run": run}, sort_keys=True), *layout)
+    shrink = {"shrink": cell["compute"]["shrink"]}
+    known = {"task": cell["task"], "algo": cell["algo"], "run": run, "compute": shrink}
+    return _trace(json.dumps(known, sort_keys=True), *layout)
 
 
 @cache
 def _trace(identity: str, servers: int, per_server: int) -> Program:
     cell = json.loads(identity)
-    layers = layers_of(cell["task"])
+    layers = layers_of(cell)
     component = build(cell["algo"])
     if isinstance(component, Peer):
         return component.program(layers, servers, per_server, cell["run"]["steps"] + cell["run"]["untimed"])

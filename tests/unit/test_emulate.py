@@ -156,10 +156,22 @@ def test_oversleeping_is_made_up_for(monkeypatch: pytest.MonkeyPatch, late: floa
     assert clock.now == pytest.approx(100.02 + late)
 
 
+def test_a_scale_model_takes_the_time_of_the_original() -> None:
+    """Smaller tensors, equal times: of computing, of the optimizer, and of a codec over a tensor's bytes."""
+    whole, small = (resolved("mode=emulate", "task=vgg16", f"compute.shrink={k}") for k in (1, 50))
+    layers = layers_of(small)
+    assert layers.elements == pytest.approx(138_357_544 / 50, rel=1e-4)
+    assert len(layers.params) == 32
+    times, scaled = compute_of(whole, layers_of(whole)), compute_of(small, layers)
+    assert (scaled.forward, scaled.backward) == pytest.approx((times.forward, times.backward))
+    assert scaled.optimizer == pytest.approx(times.optimizer, rel=1e-4)
+    assert scaled.memory_bandwidth == pytest.approx(times.memory_bandwidth / 50)
+
+
 def test_step_time_comes_from_the_task_the_profile_or_the_work() -> None:
     def of(*overrides: str) -> Compute:
         cell = resolved("mode=emulate", *overrides)
-        return compute_of(cell, layers_of(cell["task"]))
+        return compute_of(cell, layers_of(cell))
 
     assert of("task=vgg16").step == pytest.approx(32 / 229, rel=1e-3)
     assert of("task=vgg16", "task.batch=64").step == pytest.approx(64 / 229, rel=1e-3)
