@@ -11,11 +11,13 @@ namespace bagua {
 
 namespace {
 
-constexpr double kShare = 0.5;  // of the ideal time that a stream may be committed for: its rate is only an estimate
+constexpr double kShare = 0.6;  // of the ideal time that a stream may be committed for: its rate is only an estimate
 constexpr uint64_t kSmall = 16 << 10;  // goes out in one chunk, without asking how full the stream is
 constexpr uint64_t kLittle = 64 << 10;  // may wait in a stream without being looked at
+constexpr uint64_t kCeiling = 1 << 20;  // may wait in any stream beyond what fills its path: caches are small
 constexpr uint64_t kFloor = 128 << 10;  // may wait in the stream that delivers first
 constexpr uint32_t kMinChunk = 16 << 10, kMaxChunk = 1 << 20;
+constexpr double kPage = 4096;
 constexpr double kChunkTime = 50e-6;  // seconds that a chunk should at least be worth: system calls cost
 constexpr int64_t kLook = 10 * kMicrosecond;  // between two questions to the kernel about one stream
 constexpr int64_t kSample = 10 * kMillisecond;
@@ -60,12 +62,13 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
         const double rate = rate_of(*s, mean), waiting = double(s->pace.most_queued());
         double length = std::max(rate * kShare * ideal / 2, rate * kChunkTime);
         length = std::clamp(length, double(kMinChunk), double(kMaxChunk));
+        length = std::floor(length / kPage) * kPage;  // so that every chunk begins aligned
         if (length * 1.5 >= double(message)) length = double(message);
         const double finish = s->pace.rtt / 2 + (waiting + length) / rate;
         const Offer offer{s.get(), finish, uint32_t(length)};
         if (!first.stream || finish < first.finish) first = offer;
         if (!free_to_write(*s)) continue;
-        const double limit = rate * (kShare * ideal + s->pace.rtt);
+        const double limit = std::min(rate * kShare * ideal, double(kCeiling)) + rate * s->pace.rtt;
         if (waiting + length <= limit) {
             if (!best.stream || finish < best.finish) best = offer;
         } else {
