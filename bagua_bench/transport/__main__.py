@@ -15,7 +15,7 @@ from rich.table import Table
 
 from bagua_bench import libraries, units
 from bagua_bench.transport import environment
-from bagua_bench.transport.harness import bench, check_gpu, faults, measure, shaped, siege
+from bagua_bench.transport.harness import bench, check_gpu, faults, measure, sanitize, shaped, siege
 from bagua_bench.transport.harness.bench import Plugin
 from bagua_bench.transport.harness.pair import HarnessError, Pair
 
@@ -54,6 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--rounds", type=int, default=5)
     one.add_argument("--json", type=Path, default=Path("results/transport/records.jsonl"), help="append to this file")
     one.set_defaults(run=_measure)
+    one = commands.add_parser("sanitize", help="transfers and attacks under ASan with UBSan, and TSan; needs g++")
+    one.add_argument("--strangers", type=int, default=1000)
+    one.add_argument("--chunks", type=int, default=300)
+    one.set_defaults(run=_sanitize)
     one = commands.add_parser("check-gpu", help="NCCL over the plugin, two ranks on one GPU")
     one.add_argument("--streams", type=int, default=4)
     one.set_defaults(run=lambda options: check_gpu.run(options.streams))
@@ -84,6 +88,13 @@ def _plugin(options: argparse.Namespace) -> Plugin:
 def _env(options: argparse.Namespace) -> int:
     for name, value in environment.for_nccl(options.streams).items():
         print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def _sanitize(options: argparse.Namespace) -> int:
+    for kind in sanitize.SANITIZERS:
+        sanitize.torture(kind, options.strangers, options.chunks)
+        print(f"{kind}: nothing found")
     return 0
 
 
