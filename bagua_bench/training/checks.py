@@ -15,7 +15,8 @@ def check_replicas(model: nn.Module, consensus: float) -> dict[str, Any]:
     """Compare the replicas of all ranks; collective over the default group.
 
     `finite`: no NaN or Inf in the weights. `replicas`: "equal" (bit for bit), or with consensus > 0 the largest
-    distance of a replica from the mean of all, relative to the mean of the replicas' norms. `passed`, and `reason` where it did not.
+    distance of a replica from the mean of all, relative to the mean of the replicas' norms. `passed`, and `reason`
+    where it did not.
     """
     params = [p.detach() for p in model.parameters()]
     finite = _all(all(bool(torch.isfinite(p.sum(dtype=torch.float64))) for p in params))

@@ -42,7 +42,7 @@ def train(comm: CountedComm, cell: dict[str, Any], steps: int) -> tuple[torch.Te
             trainer.synchronize()
             trainer.optimize()
             trainer.publish()
-            time.sleep(0.002)  # lets averaging rounds happen
+            time.sleep(0.02 if cell["algo"]["name"] == "async" else 0)  # lets averaging rounds happen
         with trainer.paused():
             return model().detach().clone(), trainer.consensus
 
