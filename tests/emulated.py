@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,11 @@ import pytest
 
 from bagua_bench.network import machine
 from bagua_bench.network.commands import run
+from bagua_bench.owner import PREFIX
 from tests.catalogue import resolved
+
+OURS = re.compile(r"lo|eth\d+|port\d+|switch|tun\d+")
+"""Links that a machine has anyway, or that the suite makes in its namespaces."""
 
 
 def why_not(backend: str) -> str:
@@ -34,15 +39,17 @@ def needs(backend: str) -> Callable[[Any], Any]:
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 
-def traces() -> dict[str, Any]:
-    """What emulated networks would leave on this machine: namespaces, links, qdiscs, devices, processes, folders."""
-    processes = [" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])]
-    ours = ("bagua_bench.network.relay", "bagua_bench.launch.agent", "bagua_bench.training.worker")
+def traces() -> dict[str, list[str]]:
+    """What emulated networks could leave on this machine, or change of it. Others may use it at the same time."""
+    processes = [p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"])]
+    modules = {"bagua_bench.network.relay", "bagua_bench.launch.agent", "bagua_bench.training.worker"}
     return {
-        "namespaces": sorted(line.split()[0] for line in run("ip netns").splitlines()),
-        "links": sorted(link["ifname"] for link in json.loads(run("ip -j link"))),
-        "qdiscs": sorted(f"{q['dev']} {q['kind']}" for q in json.loads(run("tc -j qdisc show"))),
-        "processes": sorted(line for line in processes if any(name in line for name in ours)),
+        "namespaces": [line.split()[0] for line in sorted(run("ip netns").splitlines()) if line.startswith(PREFIX)],
+        "links": sorted(link["ifname"] for link in json.loads(run("ip -j link")) if OURS.match(link["ifname"])),
+        "qdiscs": sorted(
+            f"{q['dev']} {q['kind']}" for q in json.loads(run("tc -j qdisc show")) if OURS.match(q["dev"])
+        ),
+        "processes": sorted(" ".join(p) for p in processes if p[0] == sys.executable and modules & set(p)),
         "folders": sorted(path.name for path in Path(tempfile.gettempdir()).glob("bagua-bench-*-*-*")),
     }
 
