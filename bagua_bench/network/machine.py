@@ -15,11 +15,11 @@ from bagua_bench.network.shape import is_shaped
 _NET_ADMIN, _SYS_ADMIN = 12, 21  # linux/capability.h
 _TRIALS = {
     "netem": "ip link add type bridge && ip link add type veth && tc qdisc add dev lo root netem delay 1ms",
-    "link": "ip tuntap add dev tun0 mode tun vnet_hdr",
+    "link": "ip tuntap add dev tun0 mode tun vnet_hdr || ip link add type veth",
 }
 _MISSING = {
     "netem": "this kernel lacks sch_netem, veth or bridge (modprobe -a sch_netem veth bridge); allowed: auto, link",
-    "link": "/dev/net/tun cannot be opened (allow it: modprobe tun; chmod 666 /dev/net/tun)",
+    "link": "/dev/net/tun cannot be opened and this kernel lacks veth (allow one: modprobe -a tun veth)",
 }
 _NO_NAMESPACES = (
     "needs root, or namespaces of users, which this machine does not allow (allow them: "

@@ -1,4 +1,4 @@
-"""The link emulator: one process that passes packets between the TUN devices of all servers when they are due.
+"""The link emulator: one process that passes packets between the devices of all servers when they are due.
 
 `python -m bagua_bench.network.relay SHAPE` (JSON: see `main`). It prints a line when it is ready, and a line of
 counters for every line it reads; it ends with its standard input.
@@ -11,41 +11,48 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
 from select import select
 from typing import Any
 
 from bagua_bench.network.namespaces import inside
+from bagua_bench.network.packets import PacketPort
 from bagua_bench.network.shape import Link
-from bagua_bench.network.tun import HEADER, LONGEST, open_tun
+from bagua_bench.network.tun import Tun
 from bagua_bench.network.wire import Port, wire_bytes
 
 _AT_ONCE = 32  # packets read before those that are due are delivered
-_DESTINATION = HEADER + 19  # last byte of the IPv4 address: server number + 1
+_DESTINATION = 19  # where in an IPv4 packet the last byte of the address is: server number + 1
 
 Event = tuple[float, int, int, float, bytes]
 """When; a serial number; the receiving server; when the packet's end reaches the switch (0: it has); the packet."""
 
 
-class Relay:
-    """Ports and descriptors by server."""
+Device = Tun | PacketPort
 
-    def __init__(self, ports: list[Port], tuns: list[int]) -> None:
-        self._ports, self._tuns = ports, tuns
+
+class Relay:
+    """Ports and devices by server."""
+
+    def __init__(self, ports: list[Port], devices: Sequence[Device]) -> None:
+        self._ports, self._devices = ports, devices
+        self._header = devices[0].header
         self._events: list[Event] = []
         self._serial = 0
-        self._servers = {tun: server for server, tun in enumerate(tuns)}
+        self._servers = {device.fileno(): server for server, device in enumerate(devices)}
 
     def counters(self) -> dict[str, int]:
         """Packets dropped by full queues, and lost as asked for."""
-        return {"drops": sum(port.drops for port in self._ports), "lost": sum(port.lost for port in self._ports)}
+        drops = sum(port.drops for port in self._ports) + sum(device.drops() for device in self._devices)
+        return {"drops": drops, "lost": sum(port.lost for port in self._ports)}
 
     def run(self) -> None:
         """Pass packets on until standard input ends."""
         control = sys.stdin.fileno()
         while True:
-            readable, _, _ = select([control, *self._tuns], [], [], self._deliver())
+            readable, _, _ = select([control, *self._servers], [], [], self._deliver())
             self._deliver()
             for descriptor in readable:
                 if descriptor != control:
@@ -71,14 +78,14 @@ class Relay:
     def _read(self, server: int) -> None:
         for _ in range(_AT_ONCE):
             try:
-                packet = os.read(self._tuns[server], LONGEST)
+                packet = self._devices[server].read()
             except BlockingIOError:
                 return
-            receiver = packet[_DESTINATION] - 1
-            if packet[HEADER] >> 4 != 4 or not 0 <= receiver < len(self._ports):
+            receiver = packet[self._header + _DESTINATION] - 1
+            if packet[self._header] >> 4 != 4 or not 0 <= receiver < len(self._ports):
                 continue
             now = time.monotonic()
-            times = self._ports[server].leave(now, wire_bytes(len(packet) - HEADER))
+            times = self._ports[server].leave(now, wire_bytes(len(packet) - self._header))
             if times is None:
                 continue
             if times[0] <= now:
@@ -87,7 +94,7 @@ class Relay:
                 self._push(times[0], receiver, times[1], packet)
 
     def _switch(self, begin: float, end: float, receiver: int, packet: bytes) -> None:
-        when = self._ports[receiver].arrive(begin, end, wire_bytes(len(packet) - HEADER))
+        when = self._ports[receiver].arrive(begin, end, wire_bytes(len(packet) - self._header))
         if when is not None:
             self._push(when, receiver, 0.0, packet)
 
@@ -97,23 +104,25 @@ class Relay:
 
     def _write(self, server: int, packet: bytes) -> None:
         try:
-            os.write(self._tuns[server], packet)
+            self._devices[server].write(packet)
         except BlockingIOError:  # its receive queue is full
             self._ports[server].drops += 1
 
 
 def main() -> None:
-    """Keys of the argument: `seed`, `offload`, `interface`, and `servers`: namespace, queue in bytes, link."""
+    """Keys of the argument: `seed`, `offload`, and `servers`: namespace, device, whether it is TUN, queue, link."""
     shape: dict[str, Any] = json.loads(sys.argv[1])
-    tuns, ports = [], []
+    devices: list[Device] = []
+    ports = []
     for number, server in enumerate(shape["servers"]):
         with inside(server["namespace"]):
-            tuns.append(open_tun(shape["interface"], shape["offload"]))
+            name = server["device"]
+            devices.append(Tun(name, shape["offload"]) if server["tun"] else PacketPort(name))
         ports.append(Port(Link(**server["link"]), server["queue"], Random(f"{shape['seed']} {number}")))
     with suppress(PermissionError):  # root's only: packets should not wait for the computing ranks
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     print("ready", flush=True)
-    Relay(ports, tuns).run()
+    Relay(ports, devices).run()
 
 
 if __name__ == "__main__":

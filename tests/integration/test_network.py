@@ -41,6 +41,18 @@ def test_every_pair_gets_the_rate_and_the_round_trip_of_its_links(backend: str) 
     assert [] in flags, "a busy machine may disturb one survey, not all"
 
 
+@needs("link")
+def test_without_tun_devices_the_emulator_takes_packets_from_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = traces()
+    monkeypatch.setattr("bagua_bench.network.link._TUN", "/dev/net/none")
+    asked = shape("link", "cluster.servers=3", "network.bandwidth=100mbit", "network.latency=5ms")
+    with star.up(asked) as network:
+        assert any("type veth" in command for command in network.commands)
+        assert [] in [surveyed(network) for _ in range(3)]
+        assert network.backend.drops() == 0
+    assert traces() == before
+
+
 def surveyed(network: star.Network) -> list[str]:
     found = survey.survey(network)
     assert {(pair["from"], pair["to"]) for pair in found} == {(0, 1), (1, 2), (2, 0)}
