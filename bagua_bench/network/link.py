@@ -111,4 +111,6 @@ def _describe(shape: Shape, devices: list[Device]) -> str:
         {**device, "queue": shape.queue(number), "link": asdict(shape.links[number])}
         for number, device in enumerate(devices)
     ]
-    return json.dumps({"seed": shape.seed, "offload": shape.offload, "servers": servers})
+    return json.dumps(
+        {"seed": shape.seed, "offload": shape.offload, "flow_rates": shape.flow_rates, "servers": servers}
+    )

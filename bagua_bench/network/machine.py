@@ -34,7 +34,9 @@ def settle(cell: dict[str, Any]) -> None:
     ValueError, one line on what is missing and how to allow it, if it cannot emulate the network of the cell.
     """
     if is_shaped(cell):
-        cell["network"]["backend"] = choose(cell["network"]["backend"], cell["network"]["congestion"])
+        network = cell["network"]
+        asked = "link" if network["flow_rates"] and network["backend"] == "auto" else network["backend"]
+        network["backend"] = choose(asked, network["congestion"])
 
 
 def choose(backend: str, congestion: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bagua_bench.network import star, survey
+from bagua_bench.network import probe, star, survey
 from bagua_bench.network.commands import NetworkError, run
 from bagua_bench.network.shape import Shape, shape_of
 from tests.catalogue import resolved
@@ -57,6 +57,13 @@ def surveyed(network: star.Network) -> list[str]:
     found = survey.survey(network)
     assert {(pair["from"], pair["to"]) for pair in found} == {(0, 1), (1, 2), (2, 0)}
     return list(survey.flags(network.shape, network.backend.frame, "now", found))
+
+
+@needs("link")
+def test_single_connections_are_limited_in_turns() -> None:
+    with star.up(shape("link", "network.bandwidth=100mbit", "network.flow_rates=[20mbit,5mbit]")) as network:
+        rates = [probe.goodput(*network.hosts, 1e-3) for _ in range(4)]
+    assert rates == pytest.approx([rate * 1448 / 1500 for rate in (20e6, 5e6, 20e6, 5e6)], rel=0.15)
 
 
 @each_backend

@@ -23,6 +23,7 @@ def test_texts_become_plain_values() -> None:
         "loss": 0.005,
         "congestion": "cubic",
         "tcp_window": 2**20,
+        "flow_rates": [],
         "backend": "auto",
     }
 
