@@ -26,6 +26,15 @@ class Mode(Enum):
     """What is real (DESIGN 1)."""
 
     measure = "measure"
+    emulate = "emulate"
+    simulate = "simulate"
+
+
+class Origin(Enum):
+    """Whose time optimizer or codec takes in `mode=emulate`: the profile's, or this machine's for doing it."""
+
+    profile = "profile"
+    measured = "measured"
 
 
 class Backend(Enum):
@@ -88,13 +97,14 @@ class Cluster:
     """Servers and the ranks on each. Ranks of one server are consecutive.
 
     `server` gives single servers another link (cluster.server.2.bandwidth=100mbit), `slow_ranks` single ranks a factor
-    on their compute time (cluster.slow_ranks.3=1.5); both count from 0.
+    on their compute time (cluster.slow_ranks.3=1.5); both count from 0. `physics`: for the simulator.
     """
 
     servers: int = 2
     ranks_per_server: int = 1
     server: Any = field(default_factory=_open_mapping)
     slow_ranks: Any = field(default_factory=_open_mapping)
+    physics: Any = field(default_factory=_open_mapping)
 
 
 @dataclass
@@ -109,6 +119,19 @@ class Network:
     tcp_window: str = "4MiB"
     flow_rates: list[str] = field(default_factory=list)  # limits of single TCP connections of a server, in turns
     backend: Backend = Backend.auto
+
+
+@dataclass
+class Compute:
+    """The machine whose computing is emulated or simulated; `conf/compute/v100.yaml` explains the keys."""
+
+    step_seconds: Any = field(default_factory=dict)
+    flops: float = 8.4e12
+    forward_share: float = 1 / 3
+    memory_bandwidth: str = "675GB"
+    shrink: float = 1.0  # tensors are so many times smaller: a scale model
+    optimizer: Origin = Origin.profile
+    codec: Origin = Origin.profile
 
 
 @dataclass
@@ -134,6 +157,7 @@ class Config:
     transport: Transport = field(default_factory=Transport)
     cluster: Cluster = field(default_factory=Cluster)
     network: Network = field(default_factory=Network)
+    compute: Compute = field(default_factory=Compute)
     run: Run = field(default_factory=Run)
     campaign: Optional[Campaign] = None  # noqa: UP045  OmegaConf reads it
     debug: Any = None
@@ -146,7 +170,7 @@ class ConfigError(ValueError):
 def register() -> None:
     """Tell Hydra the schema and OmegaConf the resolvers used in conf/."""
     ConfigStore.instance().store("schema", Config)
-    OmegaConf.register_new_resolver("default_scale", lambda: "paper" if has_cuda() else "cpu", replace=True)
+    OmegaConf.register_new_resolver("default_scale", _default_scale, replace=True)
     OmegaConf.register_new_resolver("by_scale", _by_scale, replace=True)
     OmegaConf.register_new_resolver("scratch", _scratch, replace=True)
 
@@ -157,6 +181,10 @@ _scratch_folder = cache(owner.folder)
 def _scratch() -> str:
     """A folder for what Hydra writes during a multirun; it goes with the process."""
     return _scratch_folder().name
+
+
+def _default_scale(*, _root_: DictConfig) -> str:
+    return "paper" if _root_.mode != Mode.measure or has_cuda() else "cpu"
 
 
 def _by_scale(*values: Any, _parent_: DictConfig) -> Any:
@@ -183,7 +211,12 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:
     cell: dict[str, Any] = {"mode": plain["mode"]}
     for group in GROUPS:
         cell[group] = {"name": choices[group], **(plain[group] or {})}
+    if cell["mode"] != "measure":
+        cell["compute"] = {"name": choices["compute"], **plain["compute"]}
     try:
+        if "compute" in cell:
+            asked = plain["compute"]["memory_bandwidth"]
+            cell["compute"]["memory_bandwidth"] = units.parse("compute.memory_bandwidth", asked, units.BYTES)
         settings.to_plain(cell["network"], cell["cluster"])
         cell["run"] = _plain_run(plain["run"])
     except ValueError as error:

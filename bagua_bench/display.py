@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -73,13 +74,21 @@ def _table(name: str, record: Record) -> Table:
     for phase in PHASES:
         label = "exposed communication" if phase == "communication" else phase
         table.add_row(f"  {label}", f"{_seconds(result['phase_seconds'][phase])}, mean over ranks")
-    table.add_row("sent", _traffic(result["bytes_per_step"]))
+    table.add_row("sent", _traffic(result["bytes_per_step"], result.get("rank_counts")))
     table.add_row(
         "epoch", f"{_seconds(result['epoch_seconds'])} for {result['samples_per_epoch']:,} samples, projected"
     )
-    table.add_row("peak memory", f"{max(result['peak_memory']) / 1e9:.2f} GB per rank")
+    if record["source"] != "simulated":
+        table.add_row("peak memory", f"{max(result['peak_memory']) / 1e9:.2f} GB per rank")
     if record["network"]["measured"]:
         table.add_row("network", _network(record["network"]["measured"]))
+    if record["source"] != "measured":
+        table.add_row(
+            "computing", f"{record['source']}; time of a step from {result['emulation']['step_seconds_from']}"
+        )
+        if "averaging" in result:
+            table.add_row("averaging", _averaging(result["averaging"]))
+        return table
     data = "synthetic data" if result["synthetic"] else "real data"
     metrics = ", ".join(f"{key} {value:.4g}" for key, value in result["metrics"].items())
     table.add_row("learning", f"loss {result['losses'][0]:.4g} -> {result['losses'][-1]:.4g}; {metrics} ({data})")
@@ -96,8 +105,15 @@ def _network(measured: dict[str, Any]) -> str:
     return "\n".join([found, *(f"[yellow]{flag}[/yellow]" for flag in measured["flags"])])
 
 
-def _traffic(ranks: list[dict[str, float]]) -> str:
-    parts = {level: sum(rank[level] for rank in ranks) / len(ranks) for level in ("flat", "intra", "inter")}
+def _averaging(found: dict[str, float]) -> str:
+    if not found["rounds"]:
+        return "no round was applied within the steps taken"
+    every, stale = _seconds(found["round_seconds"]), found["staleness_steps"]
+    return f"a round every {every}; what it applies is {stale:.3g} steps old"
+
+
+def _traffic(ranks: list[dict[str, float]], counts: list[float] | None) -> str:
+    parts = {level: fmean([rank[level] for rank in ranks], counts) for level in ("flat", "intra", "inter")}
     names = {"flat": "", "intra": " inside servers", "inter": " between servers"}
     shown = [f"{value / 1e6:.4g} MB{names[level]}" for level, value in parts.items() if value] or ["0 MB"]
     return " + ".join(shown) + " per step and rank"

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import mean
+from statistics import fmean, mean
 from typing import Any
 
 from bagua_bench import provenance, stats
@@ -16,7 +16,7 @@ from bagua_bench.cell import cell_id, world_size
 from bagua_bench.training.phases import PHASES
 
 SCHEMA = 1
-SOURCES = {"measure": "measured"}
+SOURCES = {"measure": "measured", "emulate": "emulated", "simulate": "simulated"}
 
 Record = dict[str, Any]
 
@@ -66,13 +66,20 @@ def summarise(result: dict[str, Any]) -> dict[str, Any]:
         "throughput": rate,
         "throughput_interval": stats.throughput_interval(samples, steps),
         "epoch_seconds": result["samples_per_epoch"] / rate,
-        "phase_seconds": {phase: mean(s[phase] for rank in ranks for s in rank["seconds"]) for phase in PHASES},
+        "phase_seconds": {phase: _mean_phase(result, phase) for phase in PHASES},
         "bytes_per_step": [{k: v / len(steps) for k, v in rank["sent"].items()} for rank in ranks],
         "peak_memory": [rank["peak_memory"] for rank in ranks],
         "losses": [mean(losses) for losses in zip(*(rank["losses"] for rank in ranks), strict=True)],
         "metrics": {key: mean(m[key] for m in metrics) for key in metrics[0]},
         **{key: value for key, value in result.items() if key != "ranks"},
     }
+
+
+def _mean_phase(result: dict[str, Any], phase: str) -> float:
+    """Mean seconds of a phase over steps and ranks; where an entry stands for several ranks, it counts as many."""
+    ranks = result["ranks"]
+    means = [mean(step[phase] for step in rank["seconds"]) for rank in ranks]
+    return fmean(means, result.get("rank_counts"))
 
 
 def append(path: Path, record: Record) -> None:

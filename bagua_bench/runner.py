@@ -47,6 +47,10 @@ def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None
 
 def _run(cell: dict[str, Any], watch: Watch, measured: dict[str, Any]) -> dict[str, Any] | None:
     """The result, on the rank that records; `measured` receives what was measured of an emulated network."""
+    if cell["mode"] == "simulate":
+        from bagua_bench.simulate.run import simulate
+
+        return simulate(cell)
     if joined.is_joined():
         return joined.run_joined(cell)
     return run_shaped(cell, watch, measured) if is_shaped(cell) else run_local(cell, watch)

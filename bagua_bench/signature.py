@@ -8,6 +8,9 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+SUITE_KEYS = ("name", "_target_", "step_seconds")
+"""Keys of the groups `task` and `algo` that are no arguments of the constructor."""
+
 
 @dataclass(frozen=True)
 class Argument:

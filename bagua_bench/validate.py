@@ -9,10 +9,13 @@ from typing import Any
 from bagua_bench.cell import world_size
 from bagua_bench.config import ConfigError
 from bagua_bench.network import settings
-from bagua_bench.signature import arguments
+from bagua_bench.signature import SUITE_KEYS, arguments
 
 DIGITS_TRAIN = 1437
 """Training samples of the bundled digits (`tasks.images`)."""
+
+SCHEDULES = ("bagua_bench.peers.horovod.Horovod", "bagua_bench.peers.byteps.BytePS")
+"""Peers that cannot be run."""
 
 _LEAST = {
     "run.steps": 1,
@@ -23,6 +26,7 @@ _LEAST = {
     "cluster.servers": 1,
     "cluster.ranks_per_server": 1,
     "task.batch": 1,
+    "compute.shrink": 1,
 }
 
 
@@ -35,7 +39,7 @@ def validate(cell: dict[str, Any]) -> None:
 
 def _constructors(cell: dict[str, Any]) -> Iterator[str]:
     for group in ("task", "algo"):
-        given = {key: value for key, value in cell[group].items() if key not in ("name", "_target_")}
+        given = {key: value for key, value in cell[group].items() if key not in SUITE_KEYS}
         try:
             accepted = arguments(cell[group].get("_target_", ""))
         except ValueError as error:
@@ -51,8 +55,10 @@ def _constructors(cell: dict[str, Any]) -> Iterator[str]:
 def _ranges(cell: dict[str, Any]) -> Iterator[str]:
     for path, least in _LEAST.items():
         group, key = path.split(".")
-        if cell[group].get(key, least) < least:
+        if cell.get(group, {}).get(key, least) < least:
             yield f"{path}={cell[group][key]}: must be at least {least}"
+    if (cell["task"].get("step_seconds") or 1) <= 0:
+        yield f"task.step_seconds={cell['task']['step_seconds']}: must be positive, or null for the profile's"
     if cell["run"]["timeout"] <= 0:
         yield f"run.timeout={cell['run']['timeout']}s: must be positive"
 
@@ -83,7 +89,7 @@ def _device(cell: dict[str, Any]) -> Iterator[str]:
 
 def _data(cell: dict[str, Any]) -> Iterator[str]:
     data = cell["task"].get("data")
-    if data is None:
+    if data is None or cell["mode"] != "measure":
         return
     samples = cell["task"]["batch"] * world_size(cell)
     available = DIGITS_TRAIN
@@ -115,6 +121,8 @@ def _count(folder: Path, enough: int) -> int:
 def _peers(cell: dict[str, Any]) -> Iterator[str]:
     if not cell["algo"]["_target_"].startswith("bagua_bench.peers."):
         return
+    if cell["algo"]["_target_"] in SCHEDULES and cell["mode"] != "simulate":
+        yield f"algo={cell['algo']['name']}: the suite has its schedule only; allowed: mode=simulate"
     for key, default in (("overlap", True), ("bucket_size", 10 * 2**20), ("find_unused_parameters", False)):
         if cell["run"][key] != default:
             algo = cell["algo"]["name"]

@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 
 from bagua_bench import config
 from bagua_bench.campaign import compose_cell
+from bagua_bench.validate import SCHEDULES
 
 HOME = Path(__file__).resolve().parents[1]
 
@@ -31,6 +32,11 @@ def subclasses(package: str, base: type) -> list[type]:
 def options(group: str) -> list[str]:
     """Names of a configuration group's files."""
     return sorted(path.stem for path in (config.CONF / group).glob("*.yaml"))
+
+
+def runnable() -> list[str]:
+    """Algorithms and peers that can be run, and not only simulated."""
+    return [name for name in options("algo") if resolved(f"algo={name}")["algo"]["_target_"] not in SCHEDULES]
 
 
 def groups() -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ class Codec(ABC):
     row length of `out` to be those of the encoded tensor.
     """
 
+    stand_in: ClassVar[Callable[[float], None] | None] = None
+    """Where coding is emulated: called instead of it, with the bytes of memory traffic that coding causes."""
     _buffer: Tensor | None = None
 
     @abstractmethod
@@ -34,7 +37,7 @@ class Codec(ABC):
         the shape of x: x + error is encoded and what the code loses is left in it. ValueError for NaN or Inf.
         """
         wire = self.room(x) if out is None else out
-        if not x.numel() or x.is_meta:
+        if not x.numel() or self._stands_in(2 * x.nbytes + wire.nbytes + (0 if error is None else 3 * error.nbytes), x):
             return wire
         if error is None:
             self._encode(x, wire, valid)
@@ -44,12 +47,12 @@ class Codec(ABC):
 
     def decode(self, wire: Tensor, out: Tensor) -> None:
         """Decode wire (rows, wire_bytes) into out (rows, elements)."""
-        if out.numel() and not out.is_meta:
+        if out.numel() and not self._stands_in(wire.nbytes + out.nbytes, out):
             self._decode(wire, out)
 
     def reduce(self, wire: Tensor, out: Tensor, op: Op) -> None:
         """Decode wire (n, wire_bytes), sum or average the n rows in float32, write out (elements,)."""
-        if out.numel() and not out.is_meta:
+        if out.numel() and not self._stands_in(wire.nbytes + 2 * len(wire) * out.nbytes, out):
             self._reduce(wire, out, op)
 
     def room(self, x: Tensor) -> Tensor:
@@ -66,6 +69,12 @@ class Codec(ABC):
         if self._buffer is None or self._buffer.numel() < needed or self._buffer.device != x.device:
             self._buffer = torch.empty(needed, dtype=torch.uint8, device=x.device)
         return self._buffer[:needed].view(shape)
+
+    def _stands_in(self, traffic: float, x: Tensor) -> bool:
+        """Whether x is not to be coded for real; charges `traffic` to what stands in for it."""
+        if Codec.stand_in is not None:
+            Codec.stand_in(traffic)
+        return x.is_meta or Codec.stand_in is not None
 
     @abstractmethod
     def _encode(self, x: Tensor, wire: Tensor, valid: Sequence[int] | None) -> None: ...

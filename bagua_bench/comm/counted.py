@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from algorithms.base import Op
@@ -49,7 +48,7 @@ class CountedComm(ABC):
             self._broadcast(x, src)
 
     def all_to_all(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        received = torch.empty_like(x) if out is None else out
+        received = x.new_empty(x.shape) if out is None else out
         self._sent += traffic.all_to_all(x.nbytes, self.size)
         if self.size == 1:
             return received.copy_(x)

@@ -51,9 +51,10 @@ def problems(cell: dict[str, Any]) -> Iterator[str]:
     """What is wrong with the groups `network` and `cluster`, one line each."""
     network, cluster = cell["network"], cell["cluster"]
     asked = _asked(network, cluster)
-    if network["backend"] == "none" and asked:
+    real = cell["mode"] != "simulate"
+    if real and network["backend"] == "none" and asked:
         yield f"{asked}: network.backend=none shapes nothing; allowed: auto, netem, link"
-    if network["backend"] != "none" and not 2 <= cluster["servers"] <= MOST_SERVERS:
+    if real and network["backend"] != "none" and not 2 <= cluster["servers"] <= MOST_SERVERS:
         yield f"cluster.servers={cluster['servers']}: an emulated network joins 2 to {MOST_SERVERS} servers"
     if network["flow_rates"] and network["backend"] == "netem":
         yield "network.flow_rates: netem does not tell connections apart; allowed: network.backend=auto or link"

@@ -8,6 +8,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bagua_bench.comm import CountedComm
+from bagua_bench.emulate.layers import Layers
+from bagua_bench.simulate.program import Program
 from bagua_bench.training.trainer import Trainer
 
 
@@ -17,3 +19,7 @@ class Peer(ABC):
     @abstractmethod
     def attach(self, model: nn.Module, optimizer: Optimizer, comm: CountedComm) -> Trainer:
         """Wrap model and optimizer; collective over `comm`."""
+
+    @abstractmethod
+    def program(self, layers: Layers, servers: int, per_server: int, steps: int) -> Program:
+        """The schedule of `steps` steps, for the simulator."""

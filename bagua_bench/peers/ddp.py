@@ -12,8 +12,13 @@ from torch.optim import Optimizer
 
 from bagua_bench.comm import CountedComm, traffic
 from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.emulate.layers import Layers
+from bagua_bench.peers import schedule
 from bagua_bench.peers.base import Peer
+from bagua_bench.simulate.program import Program
 from bagua_bench.training.trainer import Trainer
+
+MIB = 2**20
 
 
 class DDP(Peer):
@@ -36,6 +41,19 @@ class DDP(Peer):
     def attach(self, model: nn.Module, optimizer: Optimizer, comm: CountedComm) -> Trainer:
         assert isinstance(comm, TorchComm), "DDP runs on a torch process group"
         return DDPTrainer(model, optimizer, comm, self.options)
+
+    def program(self, layers: Layers, servers: int, per_server: int, steps: int) -> Program:
+        """Buckets in the order of readiness: the first closes at 1 MiB, the others at `bucket_cap_mb` MiB."""
+        nbytes, ranks = schedule.sizes(layers), servers * per_server
+        order = [position for layer in reversed(layers.layers) for position in reversed(layer.params)]
+        buckets: list[list[int]] = [[]]
+        for position in order:
+            cap = MIB if len(buckets) == 1 else self.options["bucket_cap_mb"] * MIB
+            if sum(nbytes[i] for i in buckets[-1]) >= cap:
+                buckets.append([])
+            buckets[-1].append(position)
+        sends = schedule.BucketSends(buckets, nbytes)
+        return schedule.program(layers, ranks, steps, sends, schedule.all_reduced(layers, ranks))
 
 
 class DDPTrainer(Trainer):

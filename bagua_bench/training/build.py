@@ -11,14 +11,15 @@ from torch.optim import Optimizer
 from algorithms.base import Algorithm
 from bagua_bench.comm import CountedComm
 from bagua_bench.peers.base import Peer
+from bagua_bench.signature import SUITE_KEYS
 from bagua_bench.training.engine import Engine
 from bagua_bench.training.trainer import Trainer
 
 
 def build(node: dict[str, Any]) -> Any:
-    """Instantiate `_target_` with the node's other keys (but for `name`)."""
+    """Instantiate `_target_` with the node's other keys, but for those that are the suite's."""
     module, _, name = node["_target_"].rpartition(".")
-    arguments = {key: value for key, value in node.items() if key not in ("_target_", "name")}
+    arguments = {key: value for key, value in node.items() if key not in SUITE_KEYS}
     return getattr(import_module(module), name)(**arguments)
 
 

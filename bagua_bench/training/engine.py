@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ class Engine(Trainer):
     bucket_size: bytes at which a bucket closes; 0 makes one bucket per tensor.
     overlap: run communication beside the backward (or forward) pass; off: after it.
     find_unused_parameters: let parameters go without a gradient in a step; off: an error names them.
+    lane, free: what runs communication beside computation, in steps and in averaging rounds.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class Engine(Trainer):
         bucket_size: int = 10 * MIB,
         overlap: bool = True,
         find_unused_parameters: bool = False,
+        lane: Callable[[], Lane] = ThreadLane,
+        free: Callable[..., Any] = FreeLoop,
     ) -> None:
         self.module = self.model = model
         self.optimizer = algorithm.optimizer(model.parameters(), optimizer)
@@ -63,7 +66,8 @@ class Engine(Trainer):
             views = bucket.views(bucket.grad) if algorithm.gradients else [None] * len(bucket.params)
             self._home.update({p: (index, view) for p, view in zip(bucket.params, views, strict=True)})
         self._order = InOrder([bucket.params for bucket in self.buckets], self._launch)
-        self._lane: Lane = ThreadLane()
+        self._lane = lane()
+        self._make_free = free
         self._free: FreeLoop | None = None
         self._hooks = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in self._home]
         self._hooks.append(model.register_forward_pre_hook(self._forward_begins))
@@ -182,7 +186,7 @@ class Engine(Trainer):
         if self._free is None:
             device = self.buckets[0].weight.device
             work = (self._snapshot, self._exchange, self._apply)
-            self._free = FreeLoop(self.comm, device, self.algorithm.pause, *work)
+            self._free = self._make_free(self.comm, device, self.algorithm.pause, *work)
         self._free.start()
 
     def _forward_begins(self, module: nn.Module, inputs: object) -> None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.emulate.emulation import NOT_CHECKED, Emulation
 from bagua_bench.launch.lifetime import die_with_parent
 from bagua_bench.network import counters
 from bagua_bench.training import memory
@@ -39,12 +40,18 @@ def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=run["timeout"]))
     try:
         comm = TorchComm.create(config["transport"]["backend"], run["timeout"], config["cluster"]["ranks_per_server"])
-        task: Task = build(config["task"])
+        emulation = Emulation(config, dist.get_rank()) if config["mode"] == "emulate" else None
+        task: Task = build(config["task"]) if emulation is None else emulation.task
         torch.manual_seed(run["seed"])
         model = task.model().to(device)
         with make_trainer(config, model, task.optimizer(model), comm) as trainer:
             memory.trim()  # the parameters have moved into buckets
-            return _measure(config, task, trainer, device, progress)
+            if emulation is not None:
+                emulation.attach(trainer)
+            result = _measure(config, task, trainer, device, progress)
+            if result is not None and emulation is not None:
+                result["emulation"] = emulation.description()
+            return result
     finally:
         dist.destroy_process_group()
 
@@ -52,11 +59,11 @@ def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
 def _measure(
     config: dict[str, Any], task: Task, trainer: Trainer, device: torch.device, progress: Progress
 ) -> dict[str, Any] | None:
-    run, rank, size = config["run"], dist.get_rank(), dist.get_world_size()
+    run, rank, size, learns = config["run"], dist.get_rank(), dist.get_world_size(), config["mode"] == "measure"
     samples = task.batch * run["accumulate"] * size
-    slowness = config["cluster"]["slow_ranks"].get(str(rank), 1.0)
+    slowness = config["cluster"]["slow_ranks"].get(str(rank), 1.0) if learns else 1.0  # the emulation has its own
     loop = Loop(trainer, task, device, run["accumulate"], progress.stepper(samples, run["steps"]), slowness)
-    warmup_steps = _warm_up(run, task, trainer, loop) if run["warmup"] else 0
+    warmup_steps = _warm_up(run, task, trainer, loop, learns) if run["warmup"] else 0
     torch.manual_seed(run["seed"] + 1 + rank)  # dropout differs between ranks
     batches = task.batches(rank, size, run["seed"])
     _, early_losses = loop.take(batches, run["untimed"], "untimed")
@@ -75,7 +82,7 @@ def _measure(
     }
     with trainer.paused():
         progress.say("checking")
-        checks = check_replicas(trainer.model, trainer.consensus)
+        checks = check_replicas(trainer.model, trainer.consensus) if learns else NOT_CHECKED
         own["metrics"] = task.evaluate(trainer.model) if run["evaluate"] and checks["passed"] else {}
     ranks = _gather(own)
     if ranks is None:
@@ -91,11 +98,12 @@ def _measure(
     }
 
 
-def _warm_up(run: dict[str, Any], task: Task, trainer: Trainer, loop: Loop) -> int:
-    start = Snapshot(trainer.model)
+def _warm_up(run: dict[str, Any], task: Task, trainer: Trainer, loop: Loop, learns: bool) -> int:
+    start = Snapshot(trainer.model) if learns else None
     steps = loop.warm_up(task.batches(dist.get_rank(), dist.get_world_size(), run["seed"]), run["warmup"])
     with trainer.paused():
-        start.restore(trainer.model, trainer.optimizer)
+        if start is not None:
+            start.restore(trainer.model, trainer.optimizer)
         trainer.restart()
     return steps
 

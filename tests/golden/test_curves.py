@@ -16,11 +16,11 @@ import torch
 from bagua_bench.comm import CountedComm
 from bagua_bench.training.build import make_trainer
 from tasks.vgg16 import VGG16
-from tests.catalogue import options, resolved
+from tests.catalogue import resolved, runnable
 from tests.ranks import run
 
 CURVES = Path(__file__).with_name("curves.json")
-NAMES = [name for name in options("algo") if name != "async"]  # when its averaging happens is not determined
+NAMES = [name for name in runnable() if name != "async"]  # when its averaging happens is not determined
 OPTIONS = {"qadam": ["algo.warmup_steps=4", "algo.lr=1e-5"]}  # more would diverge after so short a warm-up
 
 

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from bagua_bench.launch.joined import first_host
-from tests.catalogue import options
+from tests.catalogue import runnable
 from tests.integration.cli import COMMAND, TINY, bench, leftovers, recorded, start, workers
 
 
-@pytest.mark.parametrize("algo", options("algo"))
+@pytest.mark.parametrize("algo", runnable())
 def test_every_algorithm_from_any_directory(tmp_path: Path, algo: str) -> None:
     done = bench(tmp_path, *TINY, f"algo={algo}")
     assert done.returncode == 0, done.stderr

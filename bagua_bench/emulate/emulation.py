@@ -1,0 +1,64 @@
+"""One rank's emulation: its task, its pace, and what of a run is real."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from algorithms.codecs.base import Codec
+from bagua_bench.emulate.compute import compute_of, slow_factors
+from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.pace import Sleeper
+from bagua_bench.emulate.task import EmulatedTask
+from bagua_bench.training.trainer import Trainer
+
+NOT_CHECKED: dict[str, Any] = {"passed": True, "reason": None, "replicas": "not compared: nothing is learned"}
+"""The checks of a run whose weights mean nothing."""
+
+
+class Emulation:
+    """What one rank of a resolved configuration needs to compute at another machine's speed."""
+
+    def __init__(self, cell: dict[str, Any], rank: int) -> None:
+        layers = layers_of(cell)
+        self._cell = cell
+        self._compute = compute = compute_of(cell, layers)
+        self._slow = slow_factors(cell["cluster"]).get(rank, 1.0)
+        each = self._slow / cell["run"]["accumulate"]
+        self._pace = Sleeper({"forward": compute.forward * each, "backward": compute.backward * each})
+        self.task = EmulatedTask(cell, layers, self._pace)
+
+    def attach(self, trainer: Trainer) -> None:
+        """Have optimizer and codecs take the emulated machine's time, where the profile says so.
+
+        The optimizer then updates nothing and keeps no state; messages keep their size.
+        """
+        if self._cell["compute"]["optimizer"] == "profile":
+            trainer.optimizer.step = self._optimizer_step  # type: ignore[method-assign,assignment]
+        if self._cell["compute"]["codec"] == "profile":
+            bandwidth = self._compute.memory_bandwidth / self._slow
+            Codec.stand_in = staticmethod(lambda traffic: time.sleep(traffic / bandwidth))
+
+    def _optimizer_step(self, closure: object = None) -> None:
+        self._pace.spend(self._compute.optimizer * self._slow)
+
+    def description(self) -> dict[str, Any]:
+        """What is real in the run and what is not, for its record."""
+        asked = self._cell["compute"]
+        real = [key for key in ("optimizer", "codec") if asked[key] == "measured"]
+        slept = [key for key in ("optimizer", "codec") if asked[key] == "profile"]
+        compute = self._compute
+        return {
+            "real": [
+                "parameter and gradient tensors, autograd hooks, buckets, the algorithm and its arithmetic on tensors",
+                "every message, the transport and the network it runs over",
+                *(f"{key}: done and timed on this machine" for key in real),
+            ],
+            "emulated": [
+                "forward and backward: every layer sleeps its share (by multiply-adds) of the emulated machine's time",
+                "values: weights and gradients are zero, nothing is learned",
+                *(f"{key}: sleeps for its memory traffic" for key in slept),
+            ],
+            "step_seconds": {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer},
+            "step_seconds_from": compute.origin,
+        }

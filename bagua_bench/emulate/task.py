@@ -1,0 +1,44 @@
+"""A task whose model only takes time: what `mode=emulate` trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from bagua_bench.emulate.layers import Layers
+from bagua_bench.emulate.model import EmulatedModel, Pace
+from tasks.base import Batch, Task
+
+
+class EmulatedTask(Task):
+    """The task of a resolved configuration with an `EmulatedModel`; there is no data and nothing is learned."""
+
+    synthetic = True
+
+    def __init__(self, cell: dict[str, Any], layers: Layers, pace: Pace, device: str = "cpu") -> None:
+        self.layers, self._pace, self._device = layers, pace, device
+        self.batch = cell["task"]["batch"]
+        self.samples_per_epoch = layers.samples_per_epoch
+
+    def model(self) -> nn.Module:
+        return EmulatedModel(self.layers, self._pace, self._device)
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        if self.layers.optimizer.startswith("Adam"):
+            return Adam(model.parameters(), lr=1e-9, foreach=False)
+        return SGD(model.parameters(), lr=1e-9, momentum=0.9 * ("momentum" in self.layers.optimizer), foreach=False)
+
+    def batches(self, rank: int, size: int, seed: int) -> Iterator[Batch]:
+        while True:
+            yield (torch.empty(self.batch, 0),)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        loss: Tensor = model(batch[0])
+        return loss
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {}

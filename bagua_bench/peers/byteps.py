@@ -1,0 +1,39 @@
+"""A parameter server with BytePS's schedule. Only the schedule is here, for `mode=simulate`."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from bagua_bench import units
+from bagua_bench.comm import CountedComm
+from bagua_bench.emulate.layers import Layers
+from bagua_bench.peers import schedule
+from bagua_bench.peers.base import Peer
+from bagua_bench.simulate.program import Collective, Item, Program, Submit
+from bagua_bench.training.trainer import Trainer
+
+
+class BytePS(Peer):
+    """Gradients are reduced inside a server, then pushed and pulled in partitions to servers beside the workers.
+
+    The pipeline of partitions hides the latency of all but the last. Source: Jiang et al. 2020, without extra CPU
+    machines.
+    """
+
+    def __init__(self, partition: str = "4MiB") -> None:
+        self._partition = int(units.parse("algo.partition", partition, units.BYTES))
+
+    def attach(self, model: nn.Module, optimizer: Optimizer, comm: CountedComm) -> Trainer:
+        raise ValueError("algo=byteps: BytePS itself runs on no current torch; allowed: mode=simulate")
+
+    def program(self, layers: Layers, servers: int, per_server: int, steps: int) -> Program:
+        nbytes, ranks = schedule.sizes(layers), servers * per_server
+
+        def sends(position: int) -> list[Item]:
+            full, rest = divmod(nbytes[position], self._partition)
+            parts = [self._partition] * full + [rest] * (rest > 0)
+            return [Submit(tuple(Collective("push_pull", part, "flat") for part in parts))]
+
+        sent = 2 * (servers - 1) / servers * sum(nbytes) / per_server
+        return schedule.program(layers, ranks, steps, sends, sent)

@@ -1,0 +1,175 @@
+"""The virtual clock: how long the steps of a program take on a cluster. No torch import.
+
+Ranks with the same factor on their computing time are one class; the classes go through the program side by side and
+meet in every collective. So a synchronous algorithm goes as fast as its slowest rank, which is exact where a collective
+joins all ranks and the steady state where ranks meet in pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bagua_bench.emulate.compute import Compute
+from bagua_bench.simulate.cluster import Cluster
+from bagua_bench.simulate.costs import seconds
+from bagua_bench.simulate.program import (
+    Collective,
+    Fusion,
+    Item,
+    Op,
+    Phase,
+    Program,
+    Ready,
+    Step,
+    Submit,
+    Traffic,
+    Wait,
+    Work,
+)
+from bagua_bench.training.phases import PHASES
+
+
+@dataclass
+class Timing:
+    """Per step, the seconds of every phase and of the whole (`step`), for each class of ranks."""
+
+    steps: list[list[dict[str, float]]] = field(default_factory=list)
+    rounds: int = 0
+    round_seconds: float = 0.0
+    staleness: float = 0.0
+    """Of an algorithm that runs FREE: steps between a snapshot and its application, mean."""
+
+
+class Clock:
+    """Runs programs on a cluster. `factors`: on the computing time, one per class of ranks."""
+
+    def __init__(self, cluster: Cluster, compute: Compute, factors: Sequence[float] = (1.0,)) -> None:
+        self._cluster, self._compute, self._factors = cluster, compute, list(factors)
+        self._durations: dict[Op, float] = {}
+        self._passes = {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer}
+
+    def run(self, program: Program) -> Timing:
+        """The time of every step."""
+        if program.round is not None:
+            from bagua_bench.simulate.free import run_free
+
+            return run_free(self, program)
+        timing = Timing()
+        for number, step in enumerate(program.steps):
+            if number and step == program.steps[number - 1]:
+                timing.steps.append(timing.steps[-1])  # steps end with an empty lane: equal steps take equal time
+            else:
+                timing.steps.append(_Run(self, program.fusion).take(step))
+        return timing
+
+    @property
+    def classes(self) -> range:
+        """Numbers of the classes."""
+        return range(len(self._factors))
+
+    @property
+    def interference(self) -> float:
+        """Slow-down of computing beside communication."""
+        return self._cluster.physics.interference
+
+    def work(self, item: Work, k: int) -> float:
+        """Seconds of a piece of computing on class k."""
+        return self._passes[item.phase] * item.share * self._factors[k]
+
+    def duration(self, op: Op, k: int) -> float:
+        """Seconds of an operation in the lane, on class k."""
+        if isinstance(op, Traffic):
+            return op.nbytes / self._compute.memory_bandwidth * self._factors[k]
+        if op not in self._durations:
+            self._durations[op] = seconds(op, self._cluster)
+        return self._durations[op]
+
+    def negotiation(self) -> float:
+        """Seconds in which Horovod's workers agree on what is ready: two small all-reduces, one per bit of n."""
+        servers = self._cluster.layout.servers
+        return 4 * (servers - 1).bit_length() * self._cluster.latency if servers > 1 else 0.0
+
+
+class _Run:
+    """One step: where every class's training thread is, and when its lane will be empty."""
+
+    def __init__(self, clock: Clock, fusion: Fusion | None) -> None:
+        self._clock, self._fusion = clock, fusion
+        self._now = [0.0 for _ in clock.classes]
+        self._lane = [0.0 for _ in clock.classes]
+        self._marks: list[list[tuple[str, float]]] = [[] for _ in clock.classes]
+        self._pending: list[tuple[float, int]] = []
+        self._tick = 0.0
+
+    def take(self, step: Step) -> list[dict[str, float]]:
+        for item in step:
+            self._item(item)
+        return [split(marks, now) for marks, now in zip(self._marks, self._now, strict=True)]
+
+    def _item(self, item: Item) -> None:
+        if isinstance(item, Work):
+            for k in self._clock.classes:
+                self._compute(k, self._clock.work(item, k))
+        elif isinstance(item, Submit):
+            self._send(item.ops, self._now)
+        elif isinstance(item, Ready):
+            self._pending.append((max(self._now), item.nbytes))
+            self._fuse(max(self._now))
+        elif isinstance(item, Wait):
+            if self._pending:
+                self._fuse(None)
+            self._now = [max(now, lane) for now, lane in zip(self._now, self._lane, strict=True)]
+        elif isinstance(item, Traffic):
+            for k in self._clock.classes:
+                self._now[k] += self._clock.duration(item, k)
+        elif isinstance(item, Phase):
+            for marks, now in zip(self._marks, self._now, strict=True):
+                marks.append((item.name, now))
+
+    def _compute(self, k: int, work: float) -> None:
+        """Let class k compute for `work` seconds, longer while its lane is busy."""
+        beside = max(0.0, self._lane[k] - self._now[k])
+        slowed = work * (1 + self._clock.interference)
+        if slowed <= beside:
+            self._now[k] += slowed
+        else:
+            self._now[k] += beside + work - beside / (1 + self._clock.interference)
+
+    def _send(self, ops: Sequence[Op], ready: Sequence[float]) -> None:
+        """Have the lanes work through operations; all classes meet in a collective."""
+        lane = [max(end, at) for end, at in zip(self._lane, ready, strict=True)]
+        for op in ops:
+            if isinstance(op, Collective):
+                meet = max(lane)
+                lane = [meet + self._clock.duration(op, 0)] * len(lane)
+            else:
+                lane = [end + self._clock.duration(op, k) for k, end in enumerate(lane)]
+        self._lane = lane
+
+    def _fuse(self, until: float | None) -> None:
+        """Horovod: at every tick up to `until` (None: until all is sent) send what is ready, fused."""
+        assert self._fusion is not None
+        period = max(self._fusion.cycle, self._clock.negotiation())
+        while self._pending and (until is None or self._tick + period <= until):
+            self._tick += period
+            ready = [nbytes for at, nbytes in self._pending if at <= self._tick]
+            self._pending = self._pending[len(ready) :]
+            message = 0
+            for nbytes in ready:
+                if message and message + nbytes > self._fusion.threshold:
+                    self._send([Collective("all_reduce", message, "flat")], [self._tick] * len(self._now))
+                    message = 0
+                message += nbytes
+            if message:
+                self._send([Collective("all_reduce", message, "flat")], [self._tick] * len(self._now))
+        if until is not None and not self._pending:
+            self._tick = max(self._tick, until - until % period)
+
+
+def split(marks: list[tuple[str, float]], end: float, begin: float = 0.0) -> dict[str, float]:
+    """Seconds of every phase, and of the step, from the times at which phases began."""
+    phases = dict.fromkeys(PHASES, 0.0)
+    for (name, since), (_, until) in zip(marks, [*marks[1:], ("", end)], strict=True):
+        phases[name] += until - since
+    return {**phases, "step": end - begin}

@@ -1,0 +1,151 @@
+"""A cluster as the simulator knows it: physical parameters and what a cell asks of the network. No torch import."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+MSS = 1448
+"""Payload of a full TCP segment, bytes."""
+
+
+@dataclass(frozen=True)
+class Physics:
+    """Parameters of a cluster, in seconds, bytes and bytes/s; `bagua_bench.simulate.fit.BOUNDS` gives their ranges."""
+
+    line: float = 12.5e9
+    """Rate of a server's network interface where the network group sets none."""
+    efficiency_ring: float = 0.95
+    """Share of the line rate that payload gets in ring collectives: headers, chunk boundaries."""
+    efficiency_direct: float = 0.85
+    """The same in pairwise and all-to-all exchanges, whose flows collide."""
+    connection: float = 2.5e9
+    """What the software behind one connection moves, however fast the line is."""
+    process: float = 5e9
+    """The same of one process with many connections."""
+    channels: float = 2.0
+    """Connections of a ring from one server to the next."""
+    fade: float = 0.0
+    """The software rates of rings fall with the number of servers to this power: all wait for the slowest flow."""
+    latency: float = 30e-6
+    """One way, of a message between servers, without what the network group adds."""
+    hop: float = 1.0
+    """One-way latencies that a direct send costs: more than one where sender and receiver agree first."""
+    gather_hop: float = 1.0
+    """One-way latencies of an all-gather, per server passed: 1 is a ring, 1 / (n - 1) direct sends."""
+    window: float = 4 * 2**20
+    """Bytes a connection has in flight at most."""
+    inside: float = 134e9
+    """Bus bandwidth of collectives inside a server."""
+    inside_latency: float = 60e-6
+    """Of a collective inside a server."""
+    inside_hop: float = 4e-6
+    """Of one hop inside a server, within a ring over all ranks."""
+    interference: float = 0.0
+    """Share by which computing slows down while communication runs."""
+    efficiency_servers: float = 0.85
+    """Share of the line rate that parameter servers get."""
+    servers: float = 5e9
+    """What the software of a parameter server moves."""
+    servers_window: float = 16 * 2**20
+    """Bytes that a worker has under way to all parameter servers together: its credit."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a cell asks of the links; bytes/s, seconds, fractions. `line` None: the cluster's own."""
+
+    line: float | None = None
+    latency: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+    congestion: str = "cubic"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Servers and ranks on each."""
+
+    servers: int
+    per_server: int
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.servers * self.per_server
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Physics, network and layout, and the few quantities that all cost formulas share."""
+
+    physics: Physics
+    network: Network
+    layout: Layout
+
+    @property
+    def line(self) -> float:
+        """Rate of an interface, bytes/s."""
+        return self.network.line or self.physics.line
+
+    @property
+    def latency(self) -> float:
+        """One way between servers, seconds; with jitter, the later of many messages counts."""
+        late = self.network.jitter * math.sqrt(2 * math.log(max(self.layout.servers, 2)))
+        return self.physics.latency + self.network.latency + late
+
+    @property
+    def connection(self) -> float:
+        """Rate of one connection, bytes/s: its software, and the congestion control's answer to loss."""
+        return min(self.physics.connection, self._lossy())
+
+    def stall(self, nbytes: float, rate: float) -> float:
+        """Time that a message of nbytes on one connection of `rate` waits for its window to open.
+
+        A window beyond the first opens per round trip, if sending one takes less than that.
+        """
+        window, trip = self.physics.window, 2 * self.latency
+        return max(0.0, nbytes / window - 1) * max(0.0, trip - window / rate)
+
+    def _lossy(self) -> float:
+        """Mathis (Reno, every segment acknowledged) or RFC 9438 (CUBIC): bytes/s of a connection under loss."""
+        p, trip = self.network.loss, 2 * self.latency
+        if p <= 0:
+            return math.inf
+        if self.network.congestion == "bbr":
+            return self.line * (1 - p)
+        reno = MSS / trip * 1.22 / math.sqrt(p)
+        if self.network.congestion == "reno":
+            return reno
+        return max(reno, 1.054 * MSS / (math.sqrt(math.sqrt(trip)) * math.pow(p, 0.75)))
+
+
+def physics_of(cell: dict[str, Any]) -> Physics:
+    """The parameters of a cell's cluster over its transport: the cluster's, with the transport's own over them."""
+    given = dict(cell["cluster"].get("physics") or {})
+    per_transport = given.pop("transport", None) or {}
+    given |= per_transport.get(cell["transport"]["name"], {})
+    known = {f.name for f in fields(Physics)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise ValueError(f"cluster.physics.{unknown[0]}: no such key; allowed: {', '.join(sorted(known))}, transport")
+    return replace(Physics(), **{key: float(value) for key, value in given.items()})
+
+
+def cluster_of(cell: dict[str, Any], physics: Physics | None = None) -> Cluster:
+    """The cluster that a resolved configuration describes; the slowest link counts where servers differ."""
+    asked, cluster = cell["network"], cell["cluster"]
+    links = [{**asked, **link} for link in (cluster.get("server") or {}).values()]
+    if len(links) < cluster["servers"]:
+        links.append(asked)
+    rates = [link["bandwidth"] for link in links if link["bandwidth"] is not None]
+    network = Network(
+        line=min(rates) / 8 if rates else None,
+        latency=max(link["latency"] for link in links),
+        jitter=max(link["jitter"] for link in links),
+        loss=max(link["loss"] for link in links),
+        congestion=asked["congestion"],
+    )
+    physics = physics_of(cell) if physics is None else physics
+    return Cluster(physics, network, Layout(cluster["servers"], cluster["ranks_per_server"]))

@@ -1,0 +1,114 @@
+"""Seconds that collectives take (sources: Thakur et al. 2005; Patarasuk and Yuan 2009; NCCL's tuning model).
+
+Of every formula: the tensor has `nbytes`, n servers of g ranks take part, N = n g.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from bagua_bench.simulate.cluster import Cluster
+from bagua_bench.simulate.program import Collective
+
+
+def seconds(call: Collective, cluster: Cluster) -> float:
+    """Time of a call, from the moment all its ranks are there."""
+    servers, per_server = cluster.layout.servers, cluster.layout.per_server
+    if call.level == "intra" or (call.level == "flat" and servers == 1):
+        return inside(call, per_server, cluster)
+    return BETWEEN[call.kind](call, per_server if call.level == "flat" else 1, cluster)
+
+
+def inside(call: Collective, g: int, cluster: Cluster) -> float:
+    """Within a server: latency + bytes on the bus / bus bandwidth (nccl-tests' definition of the bus bandwidth)."""
+    passes = {
+        "all_reduce": 2 * (g - 1) / g,
+        "all_gather": g - 1,
+        "all_to_all": (g - 1) / g,
+        "exchange": len(call.offsets),
+        "push_pull": 2 * (g - 1) / g,
+    }
+    bus = passes.get(call.kind, 1.0) * call.nbytes
+    return 0.0 if g == 1 else cluster.physics.inside_latency + bus / cluster.physics.inside
+
+
+def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:
+    """Ring over all ranks: 2(n - 1) hops between servers, 2(N - n) inside, 2(N - 1)/N S over every interface."""
+    n = cluster.layout.servers
+    hops = 2 * (n - 1) * cluster.latency + 2 * (n * g - n) * cluster.physics.inside_hop
+    return hops + ring_transfer(2 * (n * g - 1) / (n * g) * call.nbytes, cluster)
+
+
+def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
+    """Ring: (N - 1) parts of S over every interface; n - 1 hops between servers, or fewer with direct sends."""
+    n = cluster.layout.servers
+    rounds = max(1.0, cluster.physics.gather_hop * (n - 1))
+    hops = rounds * cluster.latency + (n * g - n) * cluster.physics.inside_hop
+    nbytes = (n * g - 1) * call.nbytes
+    return hops + (direct_transfer(nbytes, n - 1, cluster) if g == 1 else ring_transfer(nbytes, cluster))
+
+
+def all_to_all(call: Collective, g: int, cluster: Cluster) -> float:
+    """Direct sends: the g ranks of a server send (N - g)/N S each to other servers, all at once."""
+    n = cluster.layout.servers
+    outside = g * (n * g - g) / (n * g) * call.nbytes
+    return cluster.physics.hop * cluster.latency + direct_transfer(outside, g * g * (n - 1), cluster, g)
+
+
+def exchange(call: Collective, g: int, cluster: Cluster) -> float:
+    """Direct sends of S to every peer: a peer d ranks away takes min(d, g) ranks' messages through the interface."""
+    size = cluster.layout.servers * g
+    flows = sum(min(abs(d) % size, size - abs(d) % size, g) for d in call.offsets)
+    return cluster.physics.hop * cluster.latency + direct_transfer(flows * call.nbytes, flows, cluster, g)
+
+
+def tree(call: Collective, g: int, cluster: Cluster) -> float:
+    """Pipelined binomial tree (reduce or broadcast): log2 n hops, S over the busiest interface."""
+    n = cluster.layout.servers
+    hops = math.ceil(math.log2(n)) * cluster.latency + (g - 1) * cluster.physics.inside_hop
+    return hops + ring_transfer(call.nbytes, cluster)
+
+
+def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
+    """Parameter servers beside the workers: 2(n - 1)/n S through every interface, pipelined in partitions.
+
+    A worker waits where its credit does not cover the round trip.
+    """
+    n, physics = cluster.layout.servers, cluster.physics
+    nbytes = 2 * (n - 1) / n * call.nbytes
+    credit = physics.servers_window / (2 * cluster.latency) if cluster.latency else math.inf
+    rate = min(cluster.line * physics.efficiency_servers, physics.servers, credit)
+    local = inside(Collective("all_reduce", call.nbytes, "intra"), g, cluster)
+    return nbytes / rate + local
+
+
+def ring_transfer(nbytes: float, cluster: Cluster) -> float:
+    """Seconds for nbytes through an interface whose ring has `channels` connections to the next server."""
+    physics = cluster.physics
+    channels = max(1.0, physics.channels)
+    software = channels * cluster.connection * math.pow(cluster.layout.servers, -physics.fade)
+    rate = min(cluster.line * physics.efficiency_ring, software)
+    return nbytes / rate + cluster.stall(nbytes / channels, rate / channels)
+
+
+def direct_transfer(nbytes: float, connections: int, cluster: Cluster, processes: int = 1) -> float:
+    """Seconds for nbytes through an interface over so many connections, shared evenly."""
+    if not connections:
+        return 0.0
+    physics = cluster.physics
+    software = min(processes * physics.process, connections * cluster.connection)
+    rate = min(cluster.line * physics.efficiency_direct, software)
+    return nbytes / rate + cluster.stall(nbytes / connections, rate / connections)
+
+
+BETWEEN: dict[str, Callable[[Collective, int, Cluster], float]] = {
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "all_to_all": all_to_all,
+    "exchange": exchange,
+    "reduce": tree,
+    "broadcast": tree,
+    "push_pull": push_pull,
+}
+"""Formulas of collectives that cross servers, by the communicator's names."""

@@ -1,0 +1,65 @@
+"""Simulated runs through the front door."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.catalogue import options
+from tests.integration.cli import bench, recorded
+
+PAPER = ["mode=simulate", "cluster=bagua_paper", "network.bandwidth=10gbit", "run.steps=2"]
+
+TOY = '''
+from algorithms.base import Algorithm
+
+
+class Toy(Algorithm):
+    """Everyone sends its gradients to the next rank, and gets others from the last."""
+
+    def __init__(self, times: int = 1) -> None:
+        self.times = times
+
+    def communicate(self, bucket, comm, step):
+        for _ in range(self.times):
+            peers = [(comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size]
+            received = comm.exchange(bucket.grad, peers)
+            bucket.grad.copy_(received[0])
+'''
+
+
+@pytest.mark.parametrize("algo", options("algo"))
+def test_every_algorithm_at_128_ranks(tmp_path: Path, algo: str) -> None:
+    done = bench(tmp_path, *PAPER, "task=vgg16", f"algo={algo}")
+    assert done.returncode == 0, done.stderr
+    for text in ("throughput", "exposed communication", "per step and rank", "projected", "simulated", "records.jsonl"):
+        assert text in done.stdout
+    [record] = recorded(tmp_path)
+    assert (record["status"], record["source"], record["ranks"]) == ("done", "simulated", 128)
+    assert sum(record["result"]["rank_counts"]) == 128
+    assert record["result"]["samples_per_epoch"] == 1_281_167
+
+
+def test_a_new_algorithm_is_simulated_as_it_is(tmp_path: Path) -> None:
+    """One file and its configuration, outside the repository; nothing else knows of it."""
+    (tmp_path / "conf" / "algo").mkdir(parents=True)
+    (tmp_path / "conf" / "algo" / "toy.yaml").write_text("_target_: toy.Toy\ntimes: 1\n")
+    (tmp_path / "toy.py").write_text(TOY)
+    arguments = ["--config-dir", str(tmp_path / "conf"), *PAPER, "task=vgg16", "algo=toy", "cluster.ranks_per_server=1"]
+    for times in (1, 3):
+        done = bench(tmp_path, *arguments, f"algo.times={times}", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+        assert done.returncode == 0, done.stderr
+    once, thrice = (record["result"] for record in recorded(tmp_path))
+    assert once["bytes_per_step"][0]["flat"] == pytest.approx(2 * 4 * 138_357_544, rel=1e-6)
+    assert thrice["bytes_per_step"][0]["flat"] == 3 * once["bytes_per_step"][0]["flat"]
+    exposed = [result["step_seconds"][0] for result in (once, thrice)]
+    assert 2 < exposed[1] / exposed[0] < 3.1
+
+
+@pytest.mark.parametrize("algo", ["horovod", "byteps"])
+def test_a_schedule_is_not_run(tmp_path: Path, algo: str) -> None:
+    done = bench(tmp_path, f"algo={algo}")
+    assert done.returncode == 2
+    assert "allowed: mode=simulate" in done.stderr

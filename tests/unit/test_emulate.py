@@ -1,0 +1,213 @@
+"""Emulated layers: the task's own parameters and order, gradients through the trainer's hooks, and honest time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from algorithms.bytegrad import ByteGrad
+from algorithms.codecs import MinMaxUInt8
+from algorithms.codecs.base import Codec
+from algorithms.gradient_allreduce import GradientAllReduce
+from bagua_bench.comm import CountedComm
+from bagua_bench.comm.threads import ThreadComm
+from bagua_bench.emulate import pace
+from bagua_bench.emulate.compute import Compute, compute_of
+from bagua_bench.emulate.emulation import Emulation
+from bagua_bench.emulate.layers import TABLES, Layer, Layers, layers_of, read
+from bagua_bench.emulate.model import EmulatedModel
+from bagua_bench.emulate.pace import Sleeper
+from bagua_bench.emulate.survey import survey
+from bagua_bench.training.build import build
+from bagua_bench.training.engine import Engine
+from tests.catalogue import resolved
+from tests.ranks import run
+
+LAYERS = Layers(
+    task="small",
+    scale="tiny",
+    params=(("a.weight", (4, 3)), ("a.bias", (4,)), ("b.weight", (2, 4)), ("b.bias", (2,))),
+    layers=(Layer(100, (0, 1)), Layer(0, ()), Layer(300, (2, 3))),
+    optimizer="SGD",
+    optimizer_bytes=12,
+    samples_per_epoch=10,
+)
+
+
+class Diary:
+    """A pace that notes what it was asked for and takes no time."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, Any]] = []
+
+    def begin(self, phase: str) -> None:
+        self.entries.append((phase, "begins"))
+
+    def work(self, phase: str, share: float) -> None:
+        self.entries.append((phase, share))
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(TABLES.glob("*.json"))])
+def test_tables_are_what_a_survey_of_the_real_model_finds(name: str) -> None:
+    task = resolved(f"task={name}", "task.scale=paper")["task"]
+    table = read(TABLES / f"{name}.json")
+    assert survey(task) == table
+    with torch.device("meta"):
+        model = build(task).model()
+    real = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
+    emulated = EmulatedModel(table, Diary(), "meta")
+    assert [(name, tuple(p.shape)) for name, p in emulated.named_parameters()] == real
+
+
+def test_published_multiply_adds() -> None:
+    assert read(TABLES / "vgg16.json").macs == pytest.approx(15.47e9, rel=1e-3)
+    assert read(TABLES / "bert_large.json").macs == pytest.approx(123.2e9, rel=1e-3)
+    vgg16 = read(TABLES / "vgg16.json")
+    connected = sum(vgg16.shares()[-3:])
+    assert connected == pytest.approx(0.008, abs=5e-4), "the fully connected layers' share of the work"
+
+
+def test_passes_visit_layers_in_order_and_in_reverse() -> None:
+    diary = Diary()
+    model = EmulatedModel(LAYERS, diary)
+    ready: list[str] = []
+    for name, p in model.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))  # type: ignore[misc]
+    model().backward()
+    shares = [0.25, 0.0, 0.75]
+    forward, backward = [("forward", s) for s in shares], [("backward", s) for s in reversed(shares)]
+    assert diary.entries == [("forward", "begins"), *forward, ("backward", "begins"), *backward]
+    assert [set(ready[:2]), set(ready[2:])] == [{"b.weight", "b.bias"}, {"a.weight", "a.bias"}]
+
+
+def test_gradients_are_handed_out_where_the_engine_keeps_them() -> None:
+    model = EmulatedModel(LAYERS, Diary())
+    engine = Engine(model, torch.optim.SGD(model.parameters(), lr=0.1), GradientAllReduce(), ThreadComm.world(1)[0])
+    seen = []
+    for _ in range(3):
+        model(torch.empty(1, 0)).backward()
+        seen.append([p.grad.data_ptr() for p in model.parameters() if p.grad is not None])
+        engine.step()
+    assert seen[0] == seen[1] == seen[2]
+    starts = [(bucket.grad.data_ptr(), bucket.grad.data_ptr() + bucket.grad.nbytes) for bucket in engine.buckets]
+    assert all(any(low <= address < high for low, high in starts) for address in seen[0])
+    engine.close()
+
+
+def trained(comm: CountedComm) -> dict[str, float]:
+    model = EmulatedModel(LAYERS, Diary())
+    with Engine(model, torch.optim.SGD(model.parameters(), lr=0.1), ByteGrad(), comm, bucket_size=0) as engine:
+        before = dict(engine.sent())
+        model(torch.empty(1, 0)).backward()
+        engine.step()
+        return {key: value - before[key] for key, value in engine.sent().items()}
+
+
+@pytest.mark.parametrize("kind", ["threads", "gloo"])
+def test_messages_have_their_real_size(kind: str) -> None:
+    wire = sum(2 * (2 - 1) * (32 + 32) for _ in LAYERS.params)  # a bucket per tensor, chunks below 32 elements
+    for sent in run(kind, 2, trained):
+        assert sent["flat"] == wire
+
+
+def test_sleeps_are_accurate_below_a_millisecond() -> None:
+    """The best of many passes: other processes may delay single ones."""
+    times = {"forward": 0.05, "backward": 0.1}
+    layers = read(TABLES / "bert_large.json")
+    model = EmulatedModel(layers, Sleeper(times), "meta")
+
+    def error() -> float:
+        began = time.perf_counter()
+        loss = model()
+        middle = time.perf_counter()
+        loss.backward()
+        ended = time.perf_counter()
+        return max(abs(middle - began - times["forward"]), abs(ended - middle - times["backward"]))
+
+    bookkeeping = 1e-5 * len(layers.params)  # of autograd's graph
+    assert any(error() < 1e-3 + bookkeeping for _ in range(40))
+
+
+class Clock:
+    """Stands in for the module `time`; every sleep takes a little longer than asked."""
+
+    def __init__(self, late: float) -> None:
+        self.now, self.late = 100.0, late
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds + self.late
+
+
+@pytest.mark.parametrize("late", [0.0, 0.0005])
+def test_oversleeping_is_made_up_for(monkeypatch: pytest.MonkeyPatch, late: float) -> None:
+    clock = Clock(late)
+    monkeypatch.setattr(pace, "time", clock)
+    sleeper = Sleeper({"forward": 0.02, "backward": 0.0})
+    sleeper.begin("forward")
+    clock.now += 0.008  # as if the first layers had been late
+    for _ in range(10):
+        sleeper.work("forward", 0.1)
+    assert clock.now == pytest.approx(100.02 + late)
+
+
+def test_a_scale_model_takes_the_time_of_the_original() -> None:
+    """Smaller tensors, equal times: of computing, of the optimizer, and of a codec over a tensor's bytes."""
+    whole, small = (resolved("mode=emulate", "task=vgg16", f"compute.shrink={k}") for k in (1, 50))
+    layers = layers_of(small)
+    assert layers.elements == pytest.approx(138_357_544 / 50, rel=1e-4)
+    assert len(layers.params) == 32
+    times, scaled = compute_of(whole, layers_of(whole)), compute_of(small, layers)
+    assert (scaled.forward, scaled.backward) == pytest.approx((times.forward, times.backward))
+    assert scaled.optimizer == pytest.approx(times.optimizer, rel=1e-4)
+    assert scaled.memory_bandwidth == pytest.approx(times.memory_bandwidth / 50)
+
+
+def test_step_time_comes_from_the_task_the_profile_or_the_work() -> None:
+    def of(*overrides: str) -> Compute:
+        cell = resolved("mode=emulate", *overrides)
+        return compute_of(cell, layers_of(cell))
+
+    assert of("task=vgg16").step == pytest.approx(32 / 229, rel=1e-3)
+    assert of("task=vgg16", "task.batch=64").step == pytest.approx(64 / 229, rel=1e-3)
+    assert of("task=bert_large", "task.step_seconds=0.2").step == pytest.approx(0.2)
+    assert of("task=bert_large", "task.step_seconds=0.2").origin == "task.step_seconds"
+    work = of("task=transformer")
+    assert work.step == pytest.approx(6 * read(TABLES / "transformer.json").macs * 32 / 8.4e12)
+    assert "TFLOP/s" in work.origin
+    assert work.backward == pytest.approx(2 * work.forward, rel=1e-3)
+
+
+def test_codec_and_optimizer_sleep_for_their_memory_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Codec, "stand_in", None)
+    cell = resolved("mode=emulate", "task=vgg16", "compute.memory_bandwidth=1GB")
+    emulation = Emulation(cell, 0)
+    model = EmulatedModel(LAYERS, Diary())
+    engine = Engine(model, torch.optim.SGD(model.parameters(), lr=0.1), ByteGrad(), ThreadComm.world(1)[0])
+    emulation.attach(engine)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    wire = MinMaxUInt8().encode(torch.ones(1, 1_000_000), torch.zeros(1, 1_000_032, dtype=torch.uint8))
+    engine.optimize()
+    assert not wire.any(), "nothing is encoded"
+    assert slept[0] == pytest.approx(9e-3, rel=1e-3)  # two reads of 4 MB and a write of 1 MB, at 1 GB/s
+    assert slept[1] == pytest.approx(32 / 229 / 2, rel=1e-2)  # at 1 GB/s the optimizer would need all of the step
+    assert emulation.description()["step_seconds_from"] == "compute=v100"
+    engine.close()
+
+
+def test_stragglers_are_slow() -> None:
+    cell = resolved("mode=emulate", "task=resnet50", "task.step_seconds=0.2")
+    cell["cluster"]["slow_ranks"] = {"1": 2.0}
+    seconds = []
+    for rank in (0, 1):
+        model = Emulation(cell, rank).task.model()
+        began = time.perf_counter()
+        model(torch.empty(1, 0))
+        seconds.append(time.perf_counter() - began)
+    assert seconds[1] > 1.5 * seconds[0]

@@ -1,0 +1,258 @@
+"""The simulator: the engine's schedule, conservation of bytes, and the shapes that its predictions must have."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bagua_bench.emulate.compute import Compute
+from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.task import EmulatedTask
+from bagua_bench.simulate.clock import Clock
+from bagua_bench.simulate.cluster import Cluster, Layout, Network, Physics, cluster_of, physics_of
+from bagua_bench.simulate.program import Collective, Submit
+from bagua_bench.simulate.run import simulate
+from bagua_bench.simulate.trace import trace
+from bagua_bench.training.build import make_trainer
+from tests.catalogue import options, resolved, runnable
+from tests.ranks import run
+from tests.unit.test_emulate import Diary
+
+ENGINE = [name for name in runnable() if "peers" not in resolved(f"algo={name}")["algo"]["_target_"]]
+SYNCHRONOUS = [name for name in options("algo") if name != "async"]
+
+
+def cell(*overrides: str) -> dict[str, Any]:
+    return resolved("mode=simulate", "run.steps=2", "cluster=bagua_paper", *overrides)
+
+
+def step(*overrides: str) -> float:
+    return float(simulate(cell(*overrides))["ranks"][0]["seconds"][-1]["step"])
+
+
+# -- the schedule -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "algo", "messages"),
+    [
+        ("vgg16", "gradient_allreduce", 7),
+        ("vgg16", "ddp", 6),
+        ("bert_large", "gradient_allreduce", 73),
+        ("bert_large", "ddp", 37),
+        ("bert_large", "decentralized", 1),
+    ],
+)
+def test_published_numbers_of_buckets(task: str, algo: str, messages: int) -> None:
+    last = trace(cell(f"task={task}", f"algo={algo}")).steps[-1]
+    assert len([item for item in last if isinstance(item, Submit)]) == messages
+
+
+def test_bytegrad_does_what_the_paper_s_pseudo_code_says() -> None:
+    program = trace(cell("task=vgg16", "algo=bytegrad"))
+    job = next(item for item in program.steps[-1] if isinstance(item, Submit))
+    calls = [op for op in job.ops if isinstance(op, Collective)]
+    assert [(call.kind, call.level) for call in calls] == [
+        ("reduce", "intra"),
+        ("all_to_all", "inter"),
+        ("all_gather", "inter"),
+        ("broadcast", "intra"),
+    ]
+    assert calls[1].nbytes == pytest.approx(calls[0].nbytes / 4, rel=1e-3)
+
+
+def really_sent(comm: Any, chosen: dict[str, Any], steps: int) -> dict[str, float]:
+    task = EmulatedTask(chosen, layers_of(chosen), Diary())
+    model = task.model()
+    with make_trainer(chosen, model, torch.optim.SGD(model.parameters(), lr=0.1), comm) as trainer:
+        before = dict(trainer.sent())
+        for _ in range(steps):
+            task.loss(trainer.module, next(task.batches(0, 1, 0))).backward()
+            trainer.synchronize()
+            trainer.optimize()
+            trainer.publish()
+        return {key: (value - before[key]) / steps for key, value in trainer.sent().items()}
+
+
+@pytest.mark.parametrize("per_server", [1, 2])
+@pytest.mark.parametrize("name", [name for name in ENGINE if name != "async"])
+def test_bytes_are_those_of_the_real_run(name: str, per_server: int) -> None:
+    chosen = cell(
+        "task=vgg16",
+        "task.scale=tiny",
+        f"algo={name}",
+        f"cluster.servers={4 // per_server}",
+        f"cluster.ranks_per_server={per_server}",
+        "run.bucket_size=100kB",
+    )
+    simulated = simulate(chosen)
+    real = run("threads", 4, really_sent, chosen, 2, per_server=per_server)
+    kinds = [0] * 4 if per_server == 1 else [0, 1, 0, 1]  # leader, follower
+    for rank, kind in zip(real, kinds, strict=True):
+        expected = {key: value / 2 for key, value in simulated["ranks"][kind]["sent"].items()}
+        if rank["flat"] or name == "gradient_allreduce":
+            assert rank == pytest.approx(expected)
+        else:  # a tree's inner ranks forward more than its leaves
+            assert rank["inter"] == pytest.approx(expected["inter"])
+
+
+# -- shapes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algo", SYNCHRONOUS)
+def test_without_a_network_to_wait_for_only_computing_is_left(algo: str) -> None:
+    infinite = {"line": 1e30, "connection": 1e30, "process": 1e30, "servers": 1e30, "inside": 1e30, "window": 1e30}
+    zero = {"latency": 0.0, "inside_latency": 0.0, "inside_hop": 0.0}
+    chosen = cell("task=vgg16", f"algo={algo}", "compute.memory_bandwidth=1e30GB")
+    chosen["cluster"]["physics"] = {**infinite, **zero}
+    seconds = simulate(chosen)["ranks"][0]["seconds"][-1]["step"]
+    slack = 5e-3 if algo == "horovod" else 0  # its cycle
+    assert 32 / 229 * 0.999 <= seconds <= 32 / 229 * 1.001 + slack
+
+
+@pytest.mark.parametrize(("algo", "traffic"), [("bytegrad", 1 / 4), ("decentralized", 8 / 15), ("ddp", 127 / 120)])
+def test_at_low_bandwidth_times_are_as_bytes(algo: str, traffic: float) -> None:
+    """Against the leaders' ring, 2 (15 / 16) S, with equal efficiencies."""
+
+    def seconds(algo: str, *more: str) -> float:
+        chosen = cell("task=vgg16", f"algo={algo}", "network.bandwidth=10mbit", *more)
+        chosen["cluster"]["physics"] = {"efficiency_ring": 0.9, "efficiency_direct": 0.9}
+        return float(simulate(chosen)["ranks"][0]["seconds"][-1]["step"])
+
+    ring = seconds("gradient_allreduce", "algo.hierarchical=true")
+    assert seconds(algo) / ring == pytest.approx(traffic, rel=0.02)
+
+
+def test_exposed_latency_is_paid_per_bucket_and_hop() -> None:
+    slope = (
+        step("task=bert_large", "algo=ddp", "network.latency=30ms", "network.bandwidth=100gbit")
+        - step("task=bert_large", "algo=ddp", "network.latency=20ms", "network.bandwidth=100gbit")
+    ) / 10e-3
+    stalls = slope - 37 * 30
+    assert stalls >= 0, "beyond 30 hops per bucket there is only waiting for windows"
+    chosen = [cell("task=bert_large", "algo=ddp", f"network.latency={ms}ms") for ms in (20, 30)]
+    for one in chosen:
+        one["cluster"]["physics"] = {"window": 1e15}
+    times = [simulate(one)["ranks"][0]["seconds"][-1]["step"] for one in chosen]
+    assert (times[1] - times[0]) / 10e-3 == pytest.approx(37 * 30, rel=1e-6)
+
+
+def test_overlap_hides_at_most_the_shorter_of_the_two() -> None:
+    for algo in ("gradient_allreduce", "bytegrad"):
+        for rate in ("1gbit", "10gbit", "100gbit"):
+            common = ["task=vgg16", f"algo={algo}", f"network.bandwidth={rate}"]
+            beside, after = step(*common), step(*common, "run.overlap=false")
+            communication = after - 32 / 229
+            assert 0 <= after - beside <= min(2 / 3 * 32 / 229, communication) + 1e-9
+
+
+def test_fusion_saves_latencies_and_nothing_else() -> None:
+    def seconds(bucket: str, latency: float) -> float:
+        chosen = cell("task=bert_large", "algo=gradient_allreduce", "run.overlap=false", f"run.bucket_size={bucket}")
+        chosen["cluster"]["physics"] = {"latency": latency, "inside_hop": 0.0, "inside_latency": 0.0, "window": 1e30}
+        return float(simulate(chosen)["ranks"][0]["seconds"][-1]["step"])
+
+    assert seconds("0B", 1e-3) > seconds("10MiB", 1e-3)
+    assert seconds("0B", 0.0) == pytest.approx(seconds("10MiB", 0.0), rel=1e-6)
+
+
+def test_low_precision_decentralized_sends_the_same_however_many_there_are() -> None:
+    sent = [
+        simulate(cell("task=vgg16", "algo=low_precision_decentralized", f"cluster.servers={n}"))["ranks"][0]["sent"]
+        for n in (4, 64)
+    ]
+    assert sent[0]["inter"] == pytest.approx(sent[1]["inter"], rel=1e-3)
+
+
+def test_async_does_not_wait_and_gets_staler_on_slow_networks() -> None:
+    results = [
+        simulate(cell("task=vgg16", "algo=async", "run.steps=300", f"network.bandwidth={rate}"))
+        for rate in ("100gbit", "10gbit", "1gbit")
+    ]
+    for result in results:
+        mean = sum(s["step"] for s in result["ranks"][0]["seconds"]) / 300
+        assert mean == pytest.approx(32 / 229, rel=0.01)
+    stale = [result["averaging"]["staleness_steps"] for result in results]
+    assert stale == sorted(stale) and stale[2] > 20
+    rounds = [result["averaging"]["rounds"] for result in results]
+    assert rounds == sorted(rounds, reverse=True) and rounds[2] > 0
+    interval = results[0]["averaging"]["round_seconds"]
+    assert interval == pytest.approx(0.5 + 0.3, abs=0.3), "the pause, and an all-reduce at 100 Gbit/s"
+
+
+def test_one_straggler_slows_down_all_that_wait_for_it() -> None:
+    def seconds(algo: str, *more: str) -> list[float]:
+        result = simulate(cell("task=vgg16", f"algo={algo}", "network.bandwidth=100gbit", *more))
+        return [rank["seconds"][-1]["step"] for rank in result["ranks"]]
+
+    slow = "cluster.slow_ranks.5=2.0"
+    assert min(seconds("bytegrad", slow)) > 1.5 * max(seconds("bytegrad"))
+    assert min(seconds("async", slow)) == pytest.approx(min(seconds("async")), rel=0.05)
+    assert max(seconds("async", slow)) > 1.8 * min(seconds("async"))
+
+
+def test_interference_slows_computing_beside_communication_only() -> None:
+    """Half of the backward pass beside a busy lane, at half speed: it takes a quarter longer... exactly."""
+    compute = Compute(forward=0.0, backward=1.0, optimizer=0.0, memory_bandwidth=1e12, origin="")
+    cluster = Cluster(replace(Physics(), interference=1.0, inside=1e9, inside_latency=0.0), Network(), Layout(1, 2))
+    from bagua_bench.simulate.program import Phase, Program, Wait, Work
+
+    call = Collective("broadcast", 500_000_000, "intra")  # half a second
+    items = (Phase("backward"), Submit((call,)), Work("backward", 1.0), Phase("communication"), Wait())
+    [[seconds]] = Clock(cluster, compute).run(Program((items,), ({},), (2,))).steps
+    assert seconds["backward"] == pytest.approx(0.5 + (1 - 0.25))
+    assert seconds["step"] == pytest.approx(1.25)
+
+
+def test_horovod_sends_more_and_smaller_messages_with_a_short_cycle() -> None:
+    slow = step("task=bert_large", "algo=horovod", "network.latency=2ms", "algo.fusion_threshold=1MiB")
+    fast = step("task=bert_large", "algo=horovod", "network.latency=2ms", "algo.fusion_threshold=64MiB")
+    assert slow > 1.5 * fast
+
+
+# -- parameters and cost ----------------------------------------------------------------------------------------------
+
+
+def test_a_transport_s_own_parameters_come_first() -> None:
+    chosen = cell("task=vgg16", "transport=gloo")
+    chosen["cluster"]["physics"] = {
+        "connection": 1e9,
+        "transport": {"gloo": {"connection": 2e9}, "nccl": {"window": 1}},
+    }
+    assert physics_of(chosen) == replace(Physics(), connection=2e9)
+    chosen["cluster"]["physics"] = {"conection": 1e9}
+    with pytest.raises(ValueError, match=r"cluster\.physics\.conection: no such key"):
+        physics_of(chosen)
+
+
+def test_the_slowest_link_counts() -> None:
+    chosen = cell("network.bandwidth=10gbit", "network.latency=1ms", "cluster.servers=4")
+    chosen["cluster"]["server"] = {"2": {"bandwidth": 1e9}}
+    assert cluster_of(chosen).network == Network(line=1e9 / 8, latency=1e-3)
+
+
+def test_two_hundred_cells_of_128_ranks_cost_little_once_traced() -> None:
+    """A ratio within one run: evaluating a cell against recording it."""
+    cold = cell("task=bert_large", "algo=bytegrad", "run.steps=3", "run.bucket_size=11MiB")
+    began = time.perf_counter()
+    program = trace(cold)
+    traced = time.perf_counter() - began
+    chosen = cell("task=bert_large", "algo=bytegrad")
+    compute = Compute(0.17, 0.34, 0.014, 675e9, "")
+    began = time.perf_counter()
+    for rate in range(1, 201):
+        chosen["network"]["bandwidth"] = rate * 1e9
+        Clock(cluster_of(chosen), compute).run(program)
+    assert (time.perf_counter() - began) / 200 < traced / 5
+
+
+def test_ten_thousand_ranks() -> None:
+    chosen = cell("task=vgg16", "algo=bytegrad", "cluster.servers=10000", "cluster.ranks_per_server=1")
+    result = simulate(chosen)
+    assert result["samples_per_step"] == 320_000
+    json.dumps(result)
