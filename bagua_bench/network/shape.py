@@ -87,5 +87,5 @@ def shape_of(cell: dict[str, Any]) -> Shape:
 
 
 def is_shaped(cell: dict[str, Any]) -> bool:
-    """Whether the cell runs on an emulated network."""
-    return bool(cell["network"]["backend"] != "none")
+    """Whether the cell runs on an emulated network; a simulator has its own idea of one."""
+    return bool(cell["network"]["backend"] != "none" and cell["mode"] != "simulate")

@@ -34,6 +34,10 @@ def test_a_network_is_shaped_as_soon_as_something_is_asked_of_it() -> None:
         assert is_shaped(resolved(asked))
 
 
+def test_a_simulated_network_needs_none() -> None:
+    assert not is_shaped(resolved("mode=simulate", "network=1gbit"))
+
+
 def test_single_servers_have_their_own_link() -> None:
     shape = shape_of(
         resolved("cluster=4x2", "network=1gbit", "network.latency=1ms", "cluster.server.2.bandwidth=1mbit")
