@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 
 from bagua_bench.network import machine
 from bagua_bench.network.commands import run
-from bagua_bench.owner import PREFIX
+from bagua_bench.owner import PREFIX, is_stale
 from tests.catalogue import resolved
 
 OURS = re.compile(r"lo|eth\d+|port\d+|switch|tun\d+")
@@ -39,18 +39,25 @@ def needs(backend: str) -> Callable[[Any], Any]:
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 
+def ours(names: Iterable[str]) -> list[str]:
+    """Names with the mark of this process, of one it started, or of one that has ended: not of other running ones."""
+    family = {process.pid for process in psutil.Process().children(recursive=True)} | {os.getpid()}
+    marked = ((name, re.match(rf"{PREFIX}(\d+)-", name)) for name in names)
+    return sorted(name for name, mark in marked if mark and (is_stale(name) or int(mark[1]) in family))
+
+
 def traces() -> dict[str, list[str]]:
     """What emulated networks could leave on this machine, or change of it. Others may use it at the same time."""
     processes = [p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"])]
     modules = {"bagua_bench.network.relay", "bagua_bench.launch.agent", "bagua_bench.training.worker"}
     return {
-        "namespaces": [line.split()[0] for line in sorted(run("ip netns").splitlines()) if line.startswith(PREFIX)],
+        "namespaces": ours(line.split()[0] for line in run("ip netns").splitlines()),
         "links": sorted(link["ifname"] for link in json.loads(run("ip -j link")) if OURS.match(link["ifname"])),
         "qdiscs": sorted(
             f"{q['dev']} {q['kind']}" for q in json.loads(run("tc -j qdisc show")) if OURS.match(q["dev"])
         ),
         "processes": sorted(" ".join(p) for p in processes if p[0] == sys.executable and modules & set(p)),
-        "folders": sorted(path.name for path in Path(tempfile.gettempdir()).glob("bagua-bench-*-*-*")),
+        "folders": ours(path.name for path in Path(tempfile.gettempdir()).glob("*-*-*-*-*")),
     }
 
 
