@@ -36,9 +36,8 @@ def test_every_pair_gets_the_rate_and_the_round_trip_of_its_links(backend: str) 
     asked = shape(backend, "cluster.servers=3", "network.bandwidth=100mbit", "network.latency=5ms",
                   "cluster.server.2.bandwidth=20mbit", "cluster.server.2.latency=1ms")  # fmt: skip
     with star.up(asked) as network:
-        flags = [surveyed(network) for _ in range(3)]
+        assert best_of_surveys(network) == []
         assert network.backend.drops() == 0
-    assert [] in flags, "a busy machine may disturb one survey, not all"
 
 
 @needs("link")
@@ -48,15 +47,26 @@ def test_without_tun_devices_the_emulator_takes_packets_from_pairs(monkeypatch: 
     asked = shape("link", "cluster.servers=3", "network.bandwidth=100mbit", "network.latency=5ms")
     with star.up(asked) as network:
         assert any("type veth" in command for command in network.commands)
-        assert [] in [surveyed(network) for _ in range(3)]
+        assert best_of_surveys(network) == []
         assert network.backend.drops() == 0
     assert traces() == before
 
 
-def surveyed(network: star.Network) -> list[str]:
-    found = survey.survey(network)
-    assert {(pair["from"], pair["to"]) for pair in found} == {(0, 1), (1, 2), (2, 0)}
-    return list(survey.flags(network.shape, network.backend.frame, "now", found))
+def best_of_surveys(network: star.Network) -> list[str]:
+    """Flags of the best of several surveys: a busy machine makes links slower, nothing makes them faster."""
+    best: dict[tuple[int, int], survey.Pair] = {}
+    for _ in range(10):
+        for pair in survey.survey(network):
+            a, b = key = pair["from"], pair["to"]
+            assert pair["rtt"] > 0.95 * network.shape.rtt(a, b), "faster than light"
+            known = best.get(key, pair)
+            rtt, goodput = min(known["rtt"], pair["rtt"]), max(known["goodput"], pair["goodput"])
+            best[key] = {**pair, "rtt": rtt, "goodput": goodput}
+        assert set(best) == {(0, 1), (1, 2), (2, 0)}
+        flags = list(survey.flags(network.shape, network.backend.frame, "now", list(best.values())))
+        if not flags:
+            break
+    return flags
 
 
 @needs("link")
