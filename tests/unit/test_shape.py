@@ -110,11 +110,14 @@ def rank(flat: float, inter: float, on_wire: int) -> dict[str, Any]:
 
 def test_interfaces_and_communicators_are_compared() -> None:
     fits = traffic.compare([rank(2e6, 0, 2_080_000), rank(2e6, 0, 2_000_000)], 1)
-    assert fits == {"interface": [1_040_000, 1_000_000], "counted": [1e6, 1e6], "retransmits": 2}
+    assert fits == {"interface": [1_040_000, 1_000_000], "counted": [1e6, 1e6], "bound": False, "retransmits": 2}
     assert list(traffic.flags(fits)) == []
     for wrong in (1_900_000, 2_400_000):
         found = traffic.compare([rank(2e6, 0, 2_080_000), rank(2e6, 0, wrong)], 1)
         assert len(list(traffic.flags(found))) == 1
     leaders = traffic.compare([rank(0, 2e6, 2_080_000), rank(0, 0, 0), rank(0, 2e6, 2_080_000), rank(0, 0, 0)], 2)
-    assert leaders["counted"] == [1e6, 1e6]
-    assert traffic.compare([rank(1, 0, 1), rank(1, 0, 1)], 2)["counted"] is None
+    assert (leaders["counted"], leaders["bound"]) == ([1e6, 1e6], False)
+    for sent, fits_too in ((1_900_000, True), (5_000_000, False)):
+        everyone = traffic.compare([rank(2e6, 0, sent), rank(2e6, 0, 0)] * 2, 2)
+        assert (everyone["counted"], everyone["bound"]) == ([2e6, 2e6], True)
+        assert (list(traffic.flags(everyone)) == []) == fits_too
