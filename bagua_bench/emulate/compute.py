@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua_bench.emulate.layers import Layers
+from bagua_bench.emulate.scale import shrink_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Compute:
 def compute_of(cell: dict[str, Any], layers: Layers) -> Compute:
     """The computing times of a cell: `task.step_seconds`, else the profile's for the task, else by multiply-adds."""
     task, profile = cell["task"], cell["compute"]
-    bandwidth = profile["memory_bandwidth"] / profile["shrink"]  # smaller tensors, and they take the same time
+    bandwidth = profile["memory_bandwidth"] / shrink_of(cell)  # smaller tensors take the time of the originals
     batch = task["batch"] * cell["run"]["accumulate"]
     known = profile["step_seconds"].get(task["name"])
     if task.get("step_seconds") is not None:

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bagua_bench.emulate.scale import shrink_of
+
 TABLES = Path(__file__).parent / "tables"
 """Tables of the tasks at scale paper, written by `python -m bagua_bench.emulate.survey`."""
 
@@ -81,7 +83,7 @@ def layers_of(cell: dict[str, Any]) -> Layers:
     `cpu` has the parameters of `paper`, and the shares of its layers are to be those of the published input.
     """
     task = cell["task"]
-    scale, shrink = task.get("scale", "paper"), cell["compute"]["shrink"]
+    scale, shrink = task.get("scale", "paper"), shrink_of(cell)
     if scale in ("paper", "cpu") and (TABLES / f"{task['name']}.json").exists():
         return _table(task["name"]).shrunk(shrink)
     from bagua_bench.emulate.survey import survey

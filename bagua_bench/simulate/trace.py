@@ -23,9 +23,7 @@ def trace(cell: dict[str, Any]) -> Program:
     """The program of a cell; of the network and of times it is independent, and remembered."""
     run = {key: cell["run"][key] for key in ("steps", "untimed", "overlap", "bucket_size", "accumulate")}
     layout = (cell["cluster"]["servers"], cell["cluster"]["ranks_per_server"])
-    shrink = {"shrink": cell["compute"]["shrink"]}
-    known = {"task": cell["task"], "algo": cell["algo"], "run": run, "compute": shrink}
-    return _trace(json.dumps(known, sort_keys=True), *layout)
+    return _trace(json.dumps({"task": cell["task"], "algo": cell["algo"], "run": run}, sort_keys=True), *layout)
 
 
 @cache

@@ -20,6 +20,7 @@ from bagua_bench.emulate.emulation import Emulation
 from bagua_bench.emulate.layers import TABLES, Layer, Layers, layers_of, read
 from bagua_bench.emulate.model import EmulatedModel
 from bagua_bench.emulate.pace import Sleeper
+from bagua_bench.emulate.scale import scale_model
 from bagua_bench.emulate.survey import survey
 from bagua_bench.training.build import build
 from bagua_bench.training.engine import Engine
@@ -166,6 +167,19 @@ def test_a_scale_model_takes_the_time_of_the_original() -> None:
     assert (scaled.forward, scaled.backward) == pytest.approx((times.forward, times.backward))
     assert scaled.optimizer == pytest.approx(times.optimizer, rel=1e-4)
     assert scaled.memory_bandwidth == pytest.approx(times.memory_bandwidth / 50)
+
+
+def test_a_scale_model_shrinks_what_is_sent_and_what_it_is_sent_over() -> None:
+    asked = ["mode=emulate", "algo=ddp", "network=10gbit", "cluster.server.1.bandwidth=1gbit", "compute.shrink=100"]
+    cell = resolved(*asked)
+    scaled = scale_model(cell)
+    assert scaled["network"]["bandwidth"] == 1e8 and scaled["cluster"]["server"]["1"]["bandwidth"] == 1e7
+    assert scaled["network"]["tcp_window"] == 4 * 2**20 // 100
+    assert scaled["run"]["bucket_size"] == 10 * 2**20 // 100 and scaled["algo"]["bucket_cap_mb"] == 0.25
+    assert scaled["network"]["latency"] == cell["network"]["latency"]
+    assert cell == resolved(*asked), "the original is left alone"
+    simulated = resolved("mode=simulate", *asked[1:])
+    assert scale_model(simulated) == simulated
 
 
 def test_step_time_comes_from_the_task_the_profile_or_the_work() -> None:
