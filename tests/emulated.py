@@ -24,18 +24,22 @@ OURS = re.compile(r"lo|eth\d+|port\d+|switch|tun\d+")
 """Links that a machine has anyway, or that the suite makes in its namespaces."""
 
 
-def why_not(backend: str) -> str:
-    """Why this process cannot build networks with a backend; empty if it can."""
+def why_not(backend: str, inside: bool = True) -> str:
+    """Why this process (or else a command) cannot build networks with a backend; empty if it can."""
     try:
         machine.settle(resolved("network=1gbit", f"network.backend={backend}"))
     except ValueError as error:
         return str(error)
-    return "" if machine.is_privileged() else "needs root (whoever is not runs these tests under unshare -Urnm)"
+    return (
+        ""
+        if machine.is_privileged() or not inside
+        else "needs root (whoever is not runs these tests under unshare -Urnm)"
+    )
 
 
-def needs(backend: str) -> Callable[[Any], Any]:
-    """Skip a test where the backend cannot be had, with the reason."""
-    reason = why_not(backend)
+def needs(backend: str, inside: bool = True) -> Callable[[Any], Any]:
+    """Skip a test where the backend cannot be had, with the reason: by this process, or by a command that it starts."""
+    reason = why_not(backend, inside)
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 

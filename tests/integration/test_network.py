@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bagua_bench.network import probe, star, survey
-from bagua_bench.network.commands import NetworkError, run
+from bagua_bench.network import accuracy, probe, star, survey
+from bagua_bench.network.commands import PATH, NetworkError, run
 from bagua_bench.network.shape import Shape, shape_of
 from tests.catalogue import resolved
 from tests.emulated import hold, needs, traces
@@ -67,6 +67,18 @@ def best_of_surveys(network: star.Network) -> list[str]:
         if not flags:
             break
     return flags
+
+
+@each_backend
+def test_independent_tools_see_the_same_network(backend: str) -> None:
+    with star.up(shape(backend, "network.bandwidth=100mbit", "network.latency=5ms")) as network:
+        a, b = network.hosts
+        rates = {"probe": probe.goodput(a, b, 10e-3), "iperf3": accuracy.iperf3(a, b)}
+        times = {"probe": probe.rtt(a, b), "ping": accuracy.ping(a, b)}
+    for tool, rate in rates.items():
+        assert rate is None or 80e6 < rate < 97e6, tool  # None: not installed
+    for tool, seconds in times.items():
+        assert seconds is None or 9.9e-3 < seconds < 30e-3, tool
 
 
 @needs("link")
@@ -163,7 +175,9 @@ def test_the_commands_can_be_replayed_by_hand(backend: str) -> None:
         original = state(network.hosts[1].namespace or "")
     script = "\n".join(["set -e", "mount -t tmpfs tmpfs /run", *commands])
     show = "ip -n bagua-bench-s1 -o address show dev eth0; tc -n bagua-bench-s1 qdisc show dev eth0"
-    replayed = subprocess.run(["unshare", "-nm", "sh", "-c", f"{script}\n{show}"], capture_output=True, text=True)
+    replayed = subprocess.run(
+        ["unshare", "-nm", "sh", "-c", f"{script}\n{show}"], capture_output=True, text=True, env={"PATH": PATH}
+    )
     assert replayed.returncode == 0, replayed.stderr
     assert words(replayed.stdout) == words(original)
 
