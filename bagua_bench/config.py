@@ -117,6 +117,7 @@ class Network:
     loss: str = "0%"
     congestion: Congestion = Congestion.cubic
     tcp_window: str = "4MiB"
+    flow_rates: list[str] = field(default_factory=list)  # limits of single TCP connections of a server, in turns
     backend: Backend = Backend.auto
 
 
