@@ -12,7 +12,8 @@ from bagua_bench.signature import SUITE_KEYS, arguments
 from bagua_bench.validate import validate
 from tests.catalogue import composed, every_option, options, resolved, runnable
 
-NEEDS = {("transport", "nccl"): ["run.device=cuda"], ("compute", "v100"): ["mode=emulate"]}
+NEEDS = {("transport", name): ["run.device=cuda"] for name in ("nccl", "nccl_bagua_net")}
+NEEDS[("compute", "v100")] = ["mode=emulate"]
 NEEDS[("cluster", "bagua_paper")] = ["mode=simulate"]  # more servers than are emulated
 NEEDS |= {("algo", name): ["mode=simulate"] for name in set(options("algo")) - set(runnable())}
 
