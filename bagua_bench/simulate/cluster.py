@@ -34,6 +34,8 @@ class Physics:
     """One-way latencies that a direct send costs: more than one where sender and receiver agree first."""
     gather_hop: float = 1.0
     """One-way latencies of an all-gather, per server passed: 1 is a ring, 1 / (n - 1) direct sends."""
+    message: float = 0.0
+    """Time of the sending process for every message of a direct exchange (LogP's overhead)."""
     window: float = 4 * 2**20
     """Bytes a connection has in flight at most."""
     inside: float = 134e9
@@ -44,6 +46,8 @@ class Physics:
     """Of one hop inside a server, within a ring over all ranks."""
     interference: float = 0.0
     """Share by which computing slows down while communication runs."""
+    carry_over: float = 0.0
+    """Share of the communication after an optimizer step that the next step's computing hides. 0 in this suite."""
     efficiency_servers: float = 0.85
     """Share of the line rate that parameter servers get."""
     servers: float = 5e9
