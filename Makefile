@@ -1,17 +1,21 @@
 # make run [ARGS="task=vgg16 algo=bytegrad"]   one measurement, from a bare machine
 # make test                                    the whole test suite (make check is part of it)
+# make test-netem                              the kernel's own network emulation, in a guest if need be
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py constraints.txt $(shell find algorithms bagua_bench -name '*.cpp' -o -name '*.h')
 
-.PHONY: run test check clean
+.PHONY: run test test-netem check clean
 
 run: $(VENV)/ready
 	$(BIN)/python -m bagua_bench $(ARGS)
 
 test: check
 	$(BIN)/python -m pytest $(ARGS)
+
+test-netem: $(VENV)/ready
+	$(BIN)/python -m tests.guest
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -17,6 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from bagua_bench import campaign, config
 from bagua_bench.config import CONF, ConfigError
 from bagua_bench.launch import joined
+from bagua_bench.network import machine
+from bagua_bench.network.shape import is_shaped
 from bagua_bench.plan import Job, interleave
 from bagua_bench.validate import validate
 
@@ -48,8 +50,14 @@ class App:
 
 def _checked(cell: dict[str, Any]) -> dict[str, Any]:
     if joined.is_joined():
+        if is_shaped(cell):
+            raise ConfigError(f"network={cell['network']['name']}: a job has the network of its cluster; allowed: none")
         cell["cluster"]["servers"], cell["cluster"]["ranks_per_server"] = joined.enter()
     validate(cell)
+    try:
+        machine.settle(cell)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     return cell
 
 
@@ -67,6 +75,8 @@ def main() -> int:
         return 2
     if not app.batches:  # --help and the like
         return 0
+    if any(is_shaped(job.cell) for jobs, _ in app.batches for job in jobs):
+        machine.enter()
     from bagua_bench.session import run_jobs  # now that there is something to run
 
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))

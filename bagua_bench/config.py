@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from bagua_bench import units
+from bagua_bench import owner, units
+from bagua_bench.network import settings
 
 _PACKAGE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if folder.is_dir())
@@ -36,6 +35,23 @@ class Origin(Enum):
 
     profile = "profile"
     measured = "measured"
+
+
+class Backend(Enum):
+    """What shapes an emulated network: auto is netem where the kernel has it, else link; none leaves it as it is."""
+
+    auto = "auto"
+    netem = "netem"
+    link = "link"
+    none = "none"
+
+
+class Congestion(Enum):
+    """TCP congestion control of the emulated servers."""
+
+    cubic = "cubic"
+    bbr = "bbr"
+    reno = "reno"
 
 
 class Device(Enum):
@@ -93,15 +109,15 @@ class Cluster:
 
 @dataclass
 class Network:
-    """The network between the servers."""
+    """The links between the servers, one per server. Rates, times and sizes are texts with units."""
 
     bandwidth: Optional[str] = None  # noqa: UP045  OmegaConf reads it
     latency: str = "0ms"
     jitter: str = "0ms"
     loss: str = "0%"
-    congestion: str = "cubic"
+    congestion: Congestion = Congestion.cubic
     tcp_window: str = "4MiB"
-    backend: str = "none"
+    backend: Backend = Backend.auto
 
 
 @dataclass
@@ -157,9 +173,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("scratch", _scratch, replace=True)
 
 
-@cache
-def _scratch_folder() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="bagua-bench-")
+_scratch_folder = cache(owner.folder)
 
 
 def _scratch() -> str:
@@ -195,27 +209,27 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:
     cell: dict[str, Any] = {"mode": plain["mode"]}
     for group in GROUPS:
         cell[group] = {"name": choices[group], **(plain[group] or {})}
-    if cell["mode"] != "measure":
-        cell["compute"] = {"name": choices["compute"], **plain["compute"]}
-        traffic = _parse("compute", plain["compute"], "memory_bandwidth", units.BYTES)
-        cell["compute"]["memory_bandwidth"] = traffic
-    for key, table in (("latency", units.SECONDS), ("jitter", units.SECONDS)):
-        cell["network"][key] = _parse("network", plain["network"], key, table)
-    if plain["network"]["bandwidth"] is not None:
-        cell["network"]["bandwidth"] = _parse("network", plain["network"], "bandwidth", units.BITS_PER_SECOND)
-    cell["network"]["loss"] = float(str(plain["network"]["loss"]).rstrip("%")) / 100
-    run = dict(plain["run"])
-    parse = partial(_parse, "run", run)
-    run["bucket_size"] = int(parse("bucket_size", units.BYTES))
-    run["timeout"] = parse("timeout", units.SECONDS)
-    if run["device"] == "auto":
-        run["device"] = "cuda" if has_cuda() else "cpu"
-    cell["run"] = run
+    try:
+        if cell["mode"] != "measure":
+            cell["compute"] = {"name": choices["compute"], **_plain_compute(plain["compute"])}
+        settings.to_plain(cell["network"], cell["cluster"])
+        cell["run"] = _plain_run(plain["run"])
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     return cell
 
 
-def _parse(group: str, values: dict[str, Any], key: str, table: Mapping[str, float]) -> float:
-    try:
-        return units.parse(f"{group}.{key}", values[key], table)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+def _plain_compute(given: dict[str, Any]) -> dict[str, Any]:
+    bandwidth = units.parse("compute.memory_bandwidth", given["memory_bandwidth"], units.BYTES)
+    return {**given, "memory_bandwidth": bandwidth}
+
+
+def _plain_run(given: dict[str, Any]) -> dict[str, Any]:
+    run = {
+        **given,
+        "bucket_size": int(units.parse("run.bucket_size", given["bucket_size"], units.BYTES)),
+        "timeout": units.parse("run.timeout", given["timeout"], units.SECONDS),
+    }
+    if run["device"] == "auto":
+        run["device"] = "cuda" if has_cuda() else "cpu"
+    return run

@@ -80,6 +80,8 @@ def _table(name: str, record: Record) -> Table:
     )
     if record["source"] != "simulated":
         table.add_row("peak memory", f"{max(result['peak_memory']) / 1e9:.2f} GB per rank")
+    if record["network"]["measured"]:
+        table.add_row("network", _network(record["network"]["measured"]))
     if record["source"] != "measured":
         table.add_row(
             "computing", f"{record['source']}; time of a step from {result['emulation']['step_seconds_from']}"
@@ -98,6 +100,16 @@ def _averaging(found: dict[str, float]) -> str:
         return "no round was applied within the steps taken"
     every, stale = _seconds(found["round_seconds"]), found["staleness_steps"]
     return f"a round every {every}; what it applies is {stale:.3g} steps old"
+
+
+def _network(measured: dict[str, Any]) -> str:
+    """Measured ranges over the pairs of servers, and where they are not what was asked for."""
+    probed = [pair for when in ("before", "after") for pair in measured[when] or ()]
+    rates = sorted(pair["goodput"] / 1e6 for pair in probed)
+    times = sorted(pair["rtt"] * 1e3 for pair in probed)
+    found = f"{measured['backend']}: {rates[0]:.4g} ... {rates[-1]:.4g} Mbit/s, "
+    found += f"round trip {times[0]:.3g} ... {times[-1]:.3g} ms, as measured"
+    return "\n".join([found, *(f"[yellow]{flag}[/yellow]" for flag in measured["flags"])])
 
 
 def _traffic(ranks: list[dict[str, float]], counts: list[float] | None) -> str:

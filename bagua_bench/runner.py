@@ -10,11 +10,11 @@ from typing import Any
 from bagua_bench import records
 from bagua_bench.launch import joined
 from bagua_bench.launch.failures import RunFailed
-from bagua_bench.launch.local import run_local
+from bagua_bench.launch.local import Watch, run_local
+from bagua_bench.launch.shaped import run_shaped
+from bagua_bench.network.shape import is_shaped
 from bagua_bench.plan import Job
 from bagua_bench.records import Record
-
-Watch = Callable[[dict[str, Any]], None]
 
 
 def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None:
@@ -24,14 +24,16 @@ def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None
     """
     began = datetime.now(timezone.utc)
     path = Path(job.cell["run"]["results"]).resolve() / campaign / "records.jsonl"
+    measured: dict[str, Any] = {}
 
     def keep(finish: Callable[[Record], Record]) -> tuple[Record, Path]:
         record = finish(records.make_record(job.cell, campaign, job.round, began))
+        record["network"]["measured"] = measured or None
         records.append(path, record)
         return record, path
 
     try:
-        result = _run(job.cell, watch)
+        result = _run(job.cell, watch, measured)
     except RunFailed as failure:
         reason, log = failure.reason, failure.log
         kept = keep(lambda record: records.fail(record, reason))
@@ -43,12 +45,15 @@ def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None
     return None if result is None else keep(lambda record: records.complete(record, result))
 
 
-def _run(cell: dict[str, Any], watch: Watch) -> dict[str, Any] | None:
+def _run(cell: dict[str, Any], watch: Watch, measured: dict[str, Any]) -> dict[str, Any] | None:
+    """The result, on the rank that records; `measured` receives what was measured of an emulated network."""
     if cell["mode"] == "simulate":
         from bagua_bench.simulate.run import simulate
 
         return simulate(cell)
-    return joined.run_joined(cell) if joined.is_joined() else run_local(cell, watch)
+    if joined.is_joined():
+        return joined.run_joined(cell)
+    return run_shaped(cell, watch, measured) if is_shaped(cell) else run_local(cell, watch)
 
 
 def _keep_log(folder: Path, record: Record, log: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bagua_bench.cell import world_size
 from bagua_bench.config import ConfigError
+from bagua_bench.network import settings
 from bagua_bench.signature import SUITE_KEYS, arguments
 
 DIGITS_TRAIN = 1437
@@ -30,7 +31,7 @@ _LEAST = {
 
 def validate(cell: dict[str, Any]) -> None:
     """Raise ConfigError, one line that names key, value and what is allowed, for the first thing that is wrong."""
-    for rule in (_constructors, _ranges, _algorithm, _device, _data, _peers):
+    for rule in (_constructors, _ranges, _algorithm, _device, settings.problems, _data, _peers):
         for message in rule(cell):
             raise ConfigError(message)
 

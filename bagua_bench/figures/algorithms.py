@@ -18,4 +18,4 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     sent.set_ylabel("MB sent per step and rank (diamonds)")
     sent.set_ylim(0, 1.15 * data["megabytes_per_step_and_rank"].max())
     for label in axes.get_xticklabels():
-        label.set_ha("right")
+        label.set_horizontalalignment("right")

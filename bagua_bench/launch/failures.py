@@ -15,20 +15,20 @@ class RunFailed(Exception):
         self.reason, self.log = reason, log
 
 
-def first_failure(folder: Path) -> str:
-    """One line on the root cause, from what torchrun left in the run's folder.
+def first_failure(folder: Path, ranks_per_agent: int) -> str:
+    """One line on the root cause, from what the torchrun agents left in the run's folder.
 
     A rank that was killed, or failed on its own, comes before ranks that lost a peer; then the earliest.
     """
-    causes = [*_killed(folder), *_raised(folder)]
+    causes = [*_killed(folder), *_raised(folder, ranks_per_agent)]
     if not causes:
         return "the workers ended without a result"
     return min(causes)[2]
 
 
 def _killed(folder: Path) -> list[tuple[int, float, str]]:
-    path = folder / "failures.json"
-    failures: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    files = [json.loads(path.read_text()) for path in sorted(folder.glob("failures-*.json"))]
+    failures: list[dict[str, Any]] = [failure for file in files for failure in file]
     return [
         (
             0 if failure["signal"] != "SIGTERM" else 2,
@@ -40,11 +40,13 @@ def _killed(folder: Path) -> list[tuple[int, float, str]]:
     ]
 
 
-def _raised(folder: Path) -> list[tuple[int, float, str]]:
+def _raised(folder: Path, ranks_per_agent: int) -> list[tuple[int, float, str]]:
     causes = []
     for path in folder.glob("logs/**/error.json"):
         message = json.loads(path.read_text())["message"]
         text, extra = (message["message"], message["extraInfo"]) if isinstance(message, dict) else (message, {})
         lost_peer = text.startswith("CommError")
-        causes.append((int(lost_peer), float(extra.get("timestamp", 0)), f"rank {path.parent.name}: {text}"))
+        server = int(path.relative_to(folder).parts[1])
+        rank = server * ranks_per_agent + int(path.parent.name)
+        causes.append((int(lost_peer), float(extra.get("timestamp", 0)), f"rank {rank}: {text}"))
     return causes

@@ -1,85 +1,53 @@
-"""Runs a cell on this machine: one torchrun agent, watched until all ranks are done."""
+"""Runs a cell on this machine: a torchrun agent per server, watched until all ranks are done."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bagua_bench import owner
 from bagua_bench.cell import world_size
+from bagua_bench.launch import servers
 from bagua_bench.launch.failures import RunFailed, first_failure
+from bagua_bench.network.topology import THIS_MACHINE, Host
 
 _POLL = 0.1  # seconds
-_GRACE = 2.0  # seconds between asking an agent to end and killing it
+_GRACE = 2.0  # seconds that agents have to end the other ranks after one has failed
 
-_MALLOC = {
-    # Gradients and buffers of hundreds of MB come and go in every step. By default glibc returns them to the
-    # kernel each time, and the page faults cost more than the communication; keep them instead.
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(2**36),
-    "MALLOC_TRIM_THRESHOLD_": str(2**36),
-}
+Watch = Callable[[dict[str, Any]], None]
 
 
-def run_local(config: dict[str, Any], watch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Run all ranks of a resolved configuration; `watch` gets every progress event. Returns rank 0's result.
+def run_local(config: dict[str, Any], watch: Watch, hosts: Sequence[Host] = (THIS_MACHINE,)) -> dict[str, Any]:
+    """Run all ranks of a resolved configuration, spread equally over the hosts. Returns rank 0's result.
 
-    RunFailed when a rank fails or makes no progress; whatever happens, no process and no file is left behind.
+    `watch` gets every progress event. RunFailed when a rank fails or makes no progress; whatever happens, no process
+    and no file is left behind.
     """
-    with tempfile.TemporaryDirectory(prefix="bagua-bench-") as name:
-        folder = Path(name)
+    ranks = world_size(config) // len(hosts)
+    with owner.folder() as name:
+        folder, agents = Path(name), list[servers.Agent]()
         (folder / "config.json").write_text(json.dumps(config))
-        with (folder / "agent.log").open("w") as log:
-            agent = subprocess.Popen(
-                _command(folder, world_size(config)),
-                env=_environment(world_size(config)),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
         try:
-            _follow(agent, folder, watch)
+            servers.start(agents, hosts, ranks, folder)
+            _follow(agents, folder, watch)
+            killed = servers.killed(agents)
         finally:
-            _end(agent)
+            servers.end(agents)
         if not (folder / "result.json").exists():
-            raise RunFailed(first_failure(folder), (folder / "agent.log").read_text())
+            raise RunFailed(killed or first_failure(folder, ranks), _logs(folder))
         result: dict[str, Any] = json.loads((folder / "result.json").read_text())
         return result
 
 
-def _command(folder: Path, ranks: int) -> list[str]:
-    agent = [sys.executable, "-m", "bagua_bench.launch.agent", str(folder)]
-    torchrun = ["--standalone", f"--nproc-per-node={ranks}", f"--log-dir={folder / 'logs'}"]
-    return [*agent, *torchrun, "-m", "bagua_bench.training.worker", str(folder)]
-
-
-def _environment(ranks: int) -> dict[str, str]:
-    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
-    home = str(Path(__file__).resolve().parents[2])
-    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **os.environ,
-        **_MALLOC,
-        "OMP_NUM_THREADS": str(threads),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONSAFEPATH": "1",
-    }
-
-
-def _follow(agent: subprocess.Popen[bytes], folder: Path, watch: Callable[[dict[str, Any]], None]) -> None:
-    """Pass progress on until the agent ends, or a rank has failed and the agent had time to end the others."""
+def _follow(agents: Sequence[servers.Agent], folder: Path, watch: Watch) -> None:
+    """Pass progress on until all agents end, or a rank has failed and the agents had time to end the others."""
     progress, seen, failed_at = folder / "progress.jsonl", 0, None
-    while agent.poll() is None and (failed_at is None or time.monotonic() - failed_at < _GRACE):
+    while any(agent.poll() is None for agent in agents):
+        if failed_at is not None and time.monotonic() - failed_at > _GRACE:
+            return
         time.sleep(_POLL)
         if progress.exists():
             with progress.open() as stream:
@@ -88,16 +56,13 @@ def _follow(agent: subprocess.Popen[bytes], folder: Path, watch: Callable[[dict[
             seen += len(complete.encode()) + bool(complete)
             for line in complete.splitlines():
                 watch(json.loads(line))
-        if failed_at is None and any(folder.glob("logs/**/error.json")):
+        if failed_at is None and (any(agent.poll() for agent in agents) or any(folder.glob("logs/**/error.json"))):
             failed_at = time.monotonic()
 
 
-def _end(agent: subprocess.Popen[bytes]) -> None:
-    """End the agent and its workers: workers die with their agent."""
-    if agent.poll() is None:
-        agent.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            agent.wait(_GRACE)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(agent.pid, signal.SIGKILL)
-    agent.wait()
+def _logs(folder: Path) -> str:
+    """What the agents and their workers printed."""
+    paths = sorted(folder.glob("agent-*.log"))
+    if len(paths) == 1:
+        return paths[0].read_text()
+    return "".join(f"--- server {number}\n{path.read_text()}" for number, path in enumerate(paths))

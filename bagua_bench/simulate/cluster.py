@@ -8,6 +8,8 @@ from typing import Any
 
 MSS = 1448
 """Payload of a full TCP segment, bytes."""
+BUFFER = 4.0 * 2**20
+"""Bytes of the socket buffers that windows are calibrated with."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Physics:
     message: float = 0.0
     """Time of the sending process for every message of a direct exchange (LogP's overhead)."""
     window: float = 4 * 2**20
-    """Bytes a connection has in flight at most."""
+    """Bytes a connection has in flight at most, with socket buffers of 4 MiB; in proportion with others."""
     inside: float = 134e9
     """Bus bandwidth of collectives inside a server."""
     inside_latency: float = 60e-6
@@ -65,6 +67,7 @@ class Network:
     jitter: float = 0.0
     loss: float = 0.0
     congestion: str = "cubic"
+    buffer: float = BUFFER
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Cluster:
 
         A window beyond the first opens per round trip, if sending one takes less than that.
         """
-        window, trip = self.physics.window, 2 * self.latency
+        window, trip = self.physics.window * self.network.buffer / BUFFER, 2 * self.latency
         return max(0.0, nbytes / window - 1) * max(0.0, trip - window / rate)
 
     def _lossy(self) -> float:
@@ -150,6 +153,7 @@ def cluster_of(cell: dict[str, Any], physics: Physics | None = None) -> Cluster:
         jitter=max(link["jitter"] for link in links),
         loss=max(link["loss"] for link in links),
         congestion=asked["congestion"],
+        buffer=float(asked["tcp_window"]),
     )
     physics = physics_of(cell) if physics is None else physics
     return Cluster(physics, network, Layout(cluster["servers"], cluster["ranks_per_server"]))

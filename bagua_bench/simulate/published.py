@@ -58,7 +58,11 @@ def points(folder: Path) -> list[Point]:
 
 def _point(row: dict[str, object]) -> Point:
     task, label = _TASKS[str(row["task"])], str(row["algorithm"])
-    gpus, bandwidth, latency = int(str(row["gpus"])), float(str(row["bandwidth_gbps"])), float(str(row["added_latency_ms"]))
+    gpus, bandwidth, latency = (
+        int(str(row["gpus"])),
+        float(str(row["bandwidth_gbps"])),
+        float(str(row["added_latency_ms"])),
+    )
     bagua = row["system"] == "bagua"
     algorithm = _ALGORITHMS.get((label, task), [f"algo={label}"]) if bagua else [f"algo={_SYSTEMS[str(row['system'])]}"]
     overrides = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -21,7 +22,10 @@ _PATIENCE = 4  # or after this many times the steps asked for
 
 
 class Loop:
-    """Takes steps of `accumulate` batches each; `report(step, loss, seconds)` is called after every one."""
+    """Takes steps of `accumulate` batches each; `report(step, loss, seconds)` is called after every one.
+
+    A straggler's compute takes `slowness` times as long: it waits, before it starts, for what the last step took more.
+    """
 
     def __init__(
         self,
@@ -30,16 +34,20 @@ class Loop:
         device: torch.device,
         accumulate: int,
         report: Callable[[str, int, float, float], None],
+        slowness: float = 1.0,
     ) -> None:
         self._trainer, self._task, self._device = trainer, task, device
         self._accumulate, self._report = accumulate, report
         self._clock = StepClock()
+        self._slowness, self._delay = slowness, 0.0
 
     def _step(self, batches: Iterator[Batch]) -> tuple[dict[str, float], float]:
         """One step: seconds by phase (fetching data not among them) and the loss."""
         fetched = [tuple(part.to(self._device) for part in next(batches)) for _ in range(self._accumulate)]
         loss = self._train(fetched)
-        return self._clock.stop(), float(loss)
+        spent = self._clock.stop()
+        self._delay = (self._slowness - 1) * (spent["forward"] + spent["backward"] - self._delay)
+        return spent, float(loss)
 
     def take(self, batches: Iterator[Batch], steps: int, phase: str) -> tuple[list[dict[str, float]], list[float]]:
         """Take steps; seconds by phase of the step, and loss, of each."""
@@ -69,6 +77,8 @@ class Loop:
     def _train(self, batches: list[Batch]) -> Tensor:
         trainer, clock = self._trainer, self._clock
         total = torch.zeros((), device=self._device)
+        clock.mark("forward")
+        time.sleep(self._delay)
         for batch in batches:
             with nullcontext() if batch is batches[-1] else trainer.no_sync():
                 clock.mark("forward")

@@ -1,7 +1,8 @@
 """One rank of a run: builds the task and the trainer from the resolved configuration, trains, measures, checks.
 
-Started by torchrun as `python -m bagua_bench.training.worker FOLDER` (FOLDER holds config.json and receives
-progress.jsonl and result.json), or called in-process where the job exists already.
+Started by torchrun as `python -m bagua_bench.training.worker FOLDER AGENT` (FOLDER holds config.json and receives
+progress.jsonl and result.json; the rank ends with the process AGENT), or called in-process
+where the job exists already.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.emulate.emulation import NOT_CHECKED, Emulation
 from bagua_bench.launch.lifetime import die_with_parent
+from bagua_bench.network import counters
 from bagua_bench.training import memory
 from bagua_bench.training.build import build, make_trainer
 from bagua_bench.training.checks import check_replicas
@@ -59,7 +61,8 @@ def _measure(
 ) -> dict[str, Any] | None:
     run, rank, size, learns = config["run"], dist.get_rank(), dist.get_world_size(), config["mode"] == "measure"
     samples = task.batch * run["accumulate"] * size
-    loop = Loop(trainer, task, device, run["accumulate"], progress.stepper(samples, run["steps"]))
+    slowness = config["cluster"]["slow_ranks"].get(str(rank), 1.0) if learns else 1.0  # emulated layers know it
+    loop = Loop(trainer, task, device, run["accumulate"], progress.stepper(samples, run["steps"]), slowness)
     warmup_steps = _warm_up(run, task, trainer, loop, learns) if run["warmup"] else 0
     torch.manual_seed(run["seed"] + 1 + rank)  # dropout differs between ranks
     batches = task.batches(rank, size, run["seed"])
@@ -67,8 +70,11 @@ def _measure(
     memory.reset_peak(device)
     sent = trainer.sent()
     dist.barrier()
+    on_wire = counters.sent()
     seconds, losses = loop.take(batches, run["steps"], "timed")
+    dist.barrier()
     own = {
+        "interface": {key: value - on_wire[key] for key, value in counters.sent().items()},
         "seconds": seconds,
         "losses": early_losses + losses,
         "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
@@ -111,7 +117,7 @@ def _gather(own: dict[str, Any]) -> list[dict[str, Any]] | None:
 @record
 def main() -> None:
     """Entry point under torchrun."""
-    die_with_parent()
+    die_with_parent(int(sys.argv[2]))
     folder = Path(sys.argv[1])
     result = train(json.loads((folder / "config.json").read_text()), Progress(folder / "progress.jsonl"))
     if result is not None:

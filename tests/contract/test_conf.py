@@ -12,7 +12,12 @@ from bagua_bench.signature import SUITE_KEYS, arguments
 from bagua_bench.validate import validate
 from tests.catalogue import composed, every_option, options, resolved, runnable
 
-NEEDS = {("transport", "nccl"): ["run.device=cuda"], ("compute", "v100"): ["mode=emulate"]}
+NEEDS = {
+    ("transport", "nccl"): ["run.device=cuda"],
+    ("transport", "nccl_bagua_net"): ["run.device=cuda"],
+    ("compute", "v100"): ["mode=emulate"],
+    ("cluster", "bagua_paper"): ["mode=simulate"],
+}
 NEEDS |= {("algo", name): ["mode=simulate"] for name in set(options("algo")) - set(runnable())}
 
 

@@ -1,0 +1,98 @@
+"""The torchrun agents of a run, one per server, from start to end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bagua_bench.network.commands import PATH
+from bagua_bench.network.topology import Host
+
+_GRACE = 2.0  # seconds between asking agents to end and killing them
+_PORT = 29500  # of the rendezvous on the first server; emulated servers have all their ports to themselves
+
+_MALLOC = {
+    # Gradients and buffers of hundreds of MB come and go in every step. By default glibc returns them to the
+    # kernel each time, and the page faults cost more than the communication; keep them instead.
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(2**36),
+    "MALLOC_TRIM_THRESHOLD_": str(2**36),
+}
+
+Agent = subprocess.Popen[bytes]
+
+
+def start(agents: list[Agent], hosts: Sequence[Host], ranks: int, folder: Path) -> None:
+    """Start an agent with `ranks` workers on every host, and append each to `agents` at once.
+
+    The agent of server k prints to FOLDER/agent-k.log.
+    """
+    for server, host in enumerate(hosts):
+        rendezvous = _rendezvous(hosts, server)
+        agent = ["bagua_bench.launch.agent", str(os.getpid()), str(folder / f"failures-{server}.json")]
+        files = [f"--log-dir={folder / 'logs' / str(server)}", f"--nproc-per-node={ranks}"]
+        worker = ["-m", "bagua_bench.training.worker", str(folder)]
+        with (folder / f"agent-{server}.log").open("w") as log:
+            agents.append(
+                subprocess.Popen(
+                    [*host.prefix, sys.executable, "-m", *agent, *rendezvous, *files, *worker],
+                    env=_environment(host, len(hosts) * ranks),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+
+def _rendezvous(hosts: Sequence[Host], server: int) -> list[str]:
+    """Where the agents meet: on the first server, over the emulated network."""
+    if len(hosts) == 1:
+        return ["--standalone"]
+    master = [f"--master-addr={hosts[0].address}", f"--master-port={_PORT}"]
+    return [f"--nnodes={len(hosts)}", f"--node-rank={server}", f"--local-addr={hosts[server].address}", *master]
+
+
+def _environment(host: Host, ranks: int) -> dict[str, str]:
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    home = str(Path(__file__).resolve().parents[2])
+    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        **_MALLOC,
+        "OMP_NUM_THREADS": str(threads),
+        "GLOO_SOCKET_IFNAME": host.interface,
+        "NCCL_SOCKET_IFNAME": host.interface,
+        "PATH": PATH,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONSAFEPATH": "1",
+    }
+
+
+def killed(agents: Sequence[Agent]) -> str | None:
+    """One line on an agent that a signal has ended; None if there is none."""
+    for server, agent in enumerate(agents):
+        if (agent.poll() or 0) < 0:
+            return f"agent of server {server}: killed by {signal.Signals(-agent.returncode).name}"
+    return None
+
+
+def end(agents: Sequence[Agent]) -> None:
+    """End the agents and their workers: workers die with their agent."""
+    for agent in agents:
+        if agent.poll() is None:
+            agent.terminate()
+    deadline = time.monotonic() + _GRACE
+    for agent in agents:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(max(0.0, deadline - time.monotonic()))
+    for agent in agents:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(agent.pid, signal.SIGKILL)
+        agent.wait()

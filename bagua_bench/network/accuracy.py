@@ -1,0 +1,84 @@
+"""How exactly a backend shapes: rates and latencies measured by the suite's probe and by iperf3 and ping."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+from bagua_bench import provenance
+from bagua_bench.network import probe, star
+from bagua_bench.network.commands import NetworkError, run
+from bagua_bench.network.shape import Link, Shape
+from bagua_bench.network.survey import wire_rate
+from bagua_bench.network.topology import Host, tcp_of
+
+BANDWIDTHS = (100e6, 500e6, 1e9)
+LATENCIES = (0.0, 1e-3, 5e-3)
+RATE_TOLERANCE = 0.05
+_SECONDS = 3  # of iperf3, after one that is left out
+_PINGS = 40
+_TCP_WINDOW = 4 * 2**20
+
+
+def measure(backend: str) -> Iterator[dict[str, Any]]:
+    """A record for every combination of BANDWIDTHS and LATENCIES, two servers. NetworkError if one cannot be built."""
+    for bandwidth in BANDWIDTHS:
+        for latency in LATENCIES:
+            link = Link(bandwidth, latency, 0.0, 0.0)
+            with star.up(Shape((link, link), backend, "cubic", _TCP_WINDOW, 1, 0)) as network:
+                yield _record(network, bandwidth, latency)
+
+
+def _record(network: star.Network, bandwidth: float, latency: float) -> dict[str, Any]:
+    a, b = network.hosts
+    rtt = probe.rtt(a, b)
+    goodputs = {"probe": probe.goodput(a, b, rtt), "iperf3": iperf3(a, b)}
+    rtts = {"probe": rtt, "ping": ping(a, b)}
+    rates = {tool: value and wire_rate(value, network.backend.frame) for tool, value in goodputs.items()}
+    fits = all(abs(rate - bandwidth) <= RATE_TOLERANCE * bandwidth for rate in rates.values() if rate)
+    fits &= all(abs(value - 2 * latency) <= max(0.5e-3, 0.2 * latency) for value in rtts.values() if value)
+    return {
+        "schema": 1,
+        "began": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "asked": {"backend": network.shape.backend, "bandwidth": bandwidth, "latency": latency},
+        "goodput": goodputs,
+        "rate": rates,
+        "rtt": rtts,
+        "drops": network.backend.drops(),
+        "fits": fits,
+        "tcp": tcp_of(a),
+        "offload": network.shape.offload,
+        "commands": network.commands,
+        "code": {"sources": provenance.code_hash()},
+        "machine": provenance.machine(),
+    }
+
+
+def ping(a: Host, b: Host) -> float | None:
+    """Median round trip of ping, seconds; None if it is not installed."""
+    try:
+        printed = run(f"ip netns exec {a.namespace} ping -n -c {_PINGS} -i 0.05 {b.address}")
+    except NetworkError:
+        return None
+    return statistics.median(float(found) for found in re.findall(r"time=([\d.]+) ms", printed)) * 1e-3
+
+
+def iperf3(a: Host, b: Host) -> float | None:
+    """Bits/s of payload from a to b that iperf3 receives; None if it is not installed."""
+    command = shlex.split(f"ip netns exec {b.namespace} iperf3 -s -1 -B {b.address}")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            time.sleep(0.5)  # it listens
+            printed = run(f"ip netns exec {a.namespace} iperf3 -c {b.address} -t {_SECONDS} -O 1 -J")
+        except NetworkError:
+            return None
+        finally:
+            server.kill()
+    return float(json.loads(printed)["end"]["sum_received"]["bits_per_second"])

@@ -1,0 +1,78 @@
+"""The backend `link`: a TUN device per server, and a process that passes packets between them when they are due."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from bagua_bench.network.commands import Commands, NetworkError
+from bagua_bench.network.shape import MTU, Shape
+from bagua_bench.network.topology import INTERFACE, Host, connect
+
+_HOME = Path(__file__).resolve().parents[2]
+_GRACE = 5.0  # seconds for the emulator to end
+
+
+class LinkEmulator:
+    """The devices, and the process that holds them (`bagua_bench.network.relay`); it ends with this one."""
+
+    frame = 0  # bytes around an IP packet
+
+    def __init__(self, shape: Shape, hosts: list[Host], commands: Commands) -> None:
+        for host in hosts:
+            on = f"ip -n {host.namespace}"
+            commands.run(f"{on} tuntap add dev {INTERFACE} mode tun vnet_hdr")
+            commands.run(f"{on} link set {INTERFACE} mtu {MTU} txqueuelen 10000")
+            connect(host, shape, commands)
+        command = [sys.executable, "-m", "bagua_bench.network.relay", _describe(shape, hosts)]
+        commands.note(f"tail -f /dev/null | {shlex.join(['python', *command[1:]])}")
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": str(_HOME), "PYTHONSAFEPATH": "1"},
+        )
+        self._line()
+
+    def drops(self) -> int:
+        """Packets that found a full queue, or were lost, so far; NetworkError if the emulator has ended."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # `_line` says so
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        counters: dict[str, int] = json.loads(self._line())
+        return sum(counters.values())
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise NetworkError(f"the link emulator ended with exit code {self._process.wait()}")
+        return line
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _describe(shape: Shape, hosts: list[Host]) -> str:
+    servers = [
+        {"namespace": host.namespace, "queue": shape.queue(number), "link": asdict(shape.links[number])}
+        for number, host in enumerate(hosts)
+    ]
+    return json.dumps({"seed": shape.seed, "offload": shape.offload, "interface": INTERFACE, "servers": servers})

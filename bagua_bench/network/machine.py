@@ -1,0 +1,80 @@
+"""What this machine offers for emulated networks, and the step into own namespaces for a user who is not root."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bagua_bench.network.commands import PATH, NetworkError, run
+from bagua_bench.network.shape import is_shaped
+
+_NET_ADMIN, _SYS_ADMIN = 12, 21  # linux/capability.h
+_TRIALS = {
+    "netem": "ip link add type bridge && ip link add type veth && tc qdisc add dev lo root netem delay 1ms",
+    "link": "ip tuntap add dev tun0 mode tun vnet_hdr",
+}
+_MISSING = {
+    "netem": "this kernel lacks sch_netem, veth or bridge (modprobe -a sch_netem veth bridge); allowed: auto, link",
+    "link": "/dev/net/tun cannot be opened (allow it: modprobe tun; chmod 666 /dev/net/tun)",
+}
+_NO_NAMESPACES = (
+    "needs root, or namespaces of users, which this machine does not allow (allow them: "
+    "sysctl -w user.max_user_namespaces=10000, kernel.unprivileged_userns_clone=1 or "
+    "kernel.apparmor_restrict_unprivileged_userns=0, whichever it has)"
+)
+
+
+def settle(cell: dict[str, Any]) -> None:
+    """Replace the backend `auto` by the one that this machine has.
+
+    ValueError, one line on what is missing and how to allow it, if it cannot emulate the network of the cell.
+    """
+    if is_shaped(cell):
+        cell["network"]["backend"] = choose(cell["network"]["backend"], cell["network"]["congestion"])
+
+
+def choose(backend: str, congestion: str) -> str:
+    """The backend to use where `backend`, perhaps auto, is asked for. ValueError as `settle`."""
+    if not _works("true"):
+        raise ValueError(f"network.backend={backend}: {_NO_NAMESPACES}")
+    if not _works(f"ip link set lo up && ip route add 198.18.0.0/24 dev lo congctl {congestion}"):
+        raise ValueError(f"network.congestion={congestion}: this kernel does not have it; {_congestion()}")
+    allowed = list(_TRIALS) if backend == "auto" else [backend]
+    chosen = next((one for one in allowed if _works(_TRIALS[one])), None)
+    if chosen is None:
+        raise ValueError(f"network.backend={backend}: {_MISSING[allowed[-1]]}")
+    return chosen
+
+
+def enter() -> None:
+    """Have the right to build networks: who is not root starts this program again in namespaces of its own."""
+    if not is_privileged():
+        prepare = 'mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@"'
+        command = ["unshare", "-Urnm", "sh", "-c", prepare, "sh", sys.executable, *sys.orig_argv[1:]]
+        os.execvpe(command[0], command, {**os.environ, "PATH": PATH})
+
+
+def is_privileged() -> bool:
+    """Whether this process may make named namespaces: as root of the machine, or of namespaces of its own."""
+    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
+    effective = int(status["CapEff"], 16)
+    return bool(effective >> _NET_ADMIN & effective >> _SYS_ADMIN & 1) and os.access("/run", os.W_OK)
+
+
+@cache
+def _works(command: str) -> bool:
+    """Whether a command works in a namespace made for the trial."""
+    try:
+        run(f"unshare {'-n' if is_privileged() else '-Urn'} sh -c {shlex.quote(command)}")
+    except NetworkError:
+        return False
+    return True
+
+
+def _congestion() -> str:
+    names = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    return f"allowed here: {', '.join(sorted(names))}"

@@ -1,0 +1,57 @@
+"""Network namespaces of this process: named, entered, taken down; those of ended processes are cleared up."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bagua_bench.network.commands import NetworkError, run
+from bagua_bench.owner import is_stale, mark
+
+_NAMES = Path("/run/netns")
+_CLONE_NEWNET = 0x40000000
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def name(part: str) -> str:
+    """Name of the namespace `part` of this process."""
+    return mark() + part
+
+
+@contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """Have the calling thread in a namespace: sockets it makes there stay there."""
+    with Path("/proc/thread-self/ns/net").open() as home, (_NAMES / namespace).open() as there:
+        _enter(there.fileno())
+        try:
+            yield
+        finally:
+            _enter(home.fileno())
+
+
+def _enter(descriptor: int) -> None:
+    if _LIBC.setns(descriptor, _CLONE_NEWNET) != 0:
+        raise NetworkError(f"cannot enter a network namespace: {os.strerror(ctypes.get_errno())}")
+
+
+def clear_stale() -> None:
+    """Delete the namespaces of processes that ended without doing so."""
+    _delete(is_stale)
+
+
+def delete_own() -> None:
+    """Delete all namespaces of this process, and with them their interfaces and queues."""
+    _delete(lambda namespace: namespace.startswith(mark()))
+
+
+def _delete(chosen: Callable[[str], bool]) -> None:
+    for path in sorted(_NAMES.glob("*")):
+        if chosen(path.name):
+            try:
+                run(f"ip netns delete {path.name}")
+            except NetworkError:
+                if path.exists():  # else another run was faster
+                    raise

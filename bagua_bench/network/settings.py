@@ -1,0 +1,96 @@
+"""What may be asked of a network, and the step from texts with units to plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bagua_bench import units
+from bagua_bench.network.shape import LINK_KEYS
+from bagua_bench.network.topology import MOST_SERVERS
+
+_UNITS: dict[str, Mapping[str, float]] = {
+    "bandwidth": units.BITS_PER_SECOND,
+    "latency": units.SECONDS,
+    "jitter": units.SECONDS,
+    "loss": units.FRACTION,
+}
+
+
+def to_plain(network: dict[str, Any], cluster: dict[str, Any]) -> None:
+    """Turn the texts of the groups `network` and `cluster` into bits/s, seconds, bytes and fractions, in place.
+
+    The backend becomes `none` where nothing is asked for. ValueError for what cannot be read.
+    """
+    network |= _plain_link("network", {key: network[key] for key in LINK_KEYS})
+    network["tcp_window"] = int(units.parse("network.tcp_window", network["tcp_window"], units.BYTES))
+    for key, example in (("server", "server.1.bandwidth=100mbit"), ("slow_ranks", "slow_ranks.1=1.5")):
+        if not isinstance(cluster[key], dict):
+            raise ValueError(f"cluster.{key}={cluster[key]}: expected a number after it, as in cluster.{example}")
+    cluster["server"] = {str(k): _plain_link(f"cluster.server.{k}", link) for k, link in cluster["server"].items()}
+    cluster["slow_ranks"] = {str(rank): factor for rank, factor in cluster["slow_ranks"].items()}
+    if network["backend"] == "auto" and not _asked(network, cluster):
+        network["backend"] = "none"
+
+
+def _asked(network: dict[str, Any], cluster: dict[str, Any]) -> str:
+    """The first setting of a link that asks for something, as the user would write it; empty if there is none."""
+    for path, link in [("network", network), *((f"cluster.server.{k}", v) for k, v in cluster["server"].items())]:
+        for key in LINK_KEYS:
+            if link.get(key):
+                return f"{path}.{key}={_text(key, link[key])}"
+    return ""
+
+
+def problems(cell: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with the groups `network` and `cluster`, one line each."""
+    network, cluster = cell["network"], cell["cluster"]
+    asked = _asked(network, cluster)
+    simulated = cell["mode"] == "simulate"
+    if network["backend"] == "none" and asked and not simulated:
+        yield f"{asked}: network.backend=none shapes nothing; allowed: auto, netem, link"
+    if network["backend"] != "none" and not simulated and not 2 <= cluster["servers"] <= MOST_SERVERS:
+        yield f"cluster.servers={cluster['servers']}: an emulated network joins 2 to {MOST_SERVERS} servers"
+    if network["tcp_window"] < 4096:
+        yield f"network.tcp_window={network['tcp_window']}B: must be at least 4096B"
+    yield from _link_problems("network", network, network)
+    for server, link in cluster["server"].items():
+        yield from _not_below(f"cluster.server.{server}", server, cluster["servers"])
+        yield from _link_problems(f"cluster.server.{server}", link, {**network, **link})
+    for rank, factor in cluster["slow_ranks"].items():
+        yield from _not_below(f"cluster.slow_ranks.{rank}", rank, cluster["servers"] * cluster["ranks_per_server"])
+        if not isinstance(factor, int | float) or isinstance(factor, bool) or factor < 1:
+            yield f"cluster.slow_ranks.{rank}={factor}: expected a factor on the rank's compute time, at least 1"
+
+
+def _link_problems(path: str, given: dict[str, Any], link: dict[str, Any]) -> Iterator[str]:
+    if given.get("bandwidth") is not None and given["bandwidth"] < 8000:
+        yield f"{path}.bandwidth={_text('bandwidth', given['bandwidth'])}: must be at least 8kbit; null is unlimited"
+    if not 0 <= given.get("loss", 0) <= 0.5:
+        yield f"{path}.loss={_text('loss', given['loss'])}: must be at most 50%"
+    if link["jitter"] and link["bandwidth"] is None:
+        yield (
+            f"{path}.jitter={_text('jitter', link['jitter'])}: needs network.bandwidth, "
+            "as packets would overtake each other without a link that carries one at a time"
+        )
+
+
+def _not_below(path: str, number: str, limit: int) -> Iterator[str]:
+    if not number.isdecimal() or int(number) >= limit:
+        yield f"{path}: no such {path.split('.')[1].removeprefix('slow_').rstrip('s')}; allowed: 0 to {limit - 1}"
+
+
+def _text(key: str, value: float) -> str:
+    return units.text(value, _UNITS[key])
+
+
+def _plain_link(path: str, given: Any) -> dict[str, float | None]:
+    if not isinstance(given, dict):
+        raise ValueError(f"{path}={given}: expected one of its keys: {', '.join(LINK_KEYS)}")
+    link: dict[str, float | None] = {}
+    for key, value in given.items():
+        if key not in LINK_KEYS:
+            raise ValueError(f"{path}.{key}={value}: no such key; allowed in {path}: {', '.join(LINK_KEYS)}")
+        unlimited = key == "bandwidth" and value is None
+        link[key] = None if unlimited else units.parse(f"{path}.{key}", value, _UNITS[key])
+    return link

@@ -1,0 +1,86 @@
+"""What an emulated network is asked to be: one link per server, joined by a switch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+MTU = 1500
+HEADERS = 52
+"""Bytes of IPv4, TCP and its time stamps in every segment; a full one carries MTU - HEADERS of payload."""
+LINK_KEYS = ("bandwidth", "latency", "jitter", "loss")
+_LEAST_QUEUE = 1000  # packets
+
+
+@dataclass(frozen=True)
+class Link:
+    """A server's link: the rate holds in both directions, the rest for what the server receives."""
+
+    bandwidth: float | None  # bits/s; None is as fast as it goes
+    latency: float  # seconds, one way
+    jitter: float  # seconds, standard deviation of the latency
+    loss: float  # fraction of packets
+
+    def queue(self, windows: int) -> int:
+        """Bytes that may wait for, or be on, the link: one and a half times what it holds, and all TCP windows.
+
+        TCP is then never limited by a queue that overflows, and every drop is one that was asked for.
+        """
+        held = 1.5 * (self.bandwidth or 0.0) * self.latency / 8
+        return int(max(_LEAST_QUEUE * MTU, held)) + windows
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A star of links. `connections` is how many TCP connections may share one, `tcp_window` the most each holds."""
+
+    links: tuple[Link, ...]
+    backend: str
+    congestion: str
+    tcp_window: int
+    connections: int
+    seed: int
+
+    @property
+    def offload(self) -> bool:
+        """Whether TCP hands over up to 64 KiB at a time; not where a loss would then take 45 segments at once."""
+        return not any(link.loss for link in self.links)
+
+    def queue(self, server: int) -> int:
+        """Bytes of the queues of a server's link."""
+        return self.links[server].queue(self.tcp_window * self.connections)
+
+    def rtt(self, a: int, b: int) -> float:
+        """Round-trip time between two servers, seconds."""
+        return self.links[a].latency + self.links[b].latency
+
+    def rate(self, a: int, b: int) -> float | None:
+        """What the slower of two links carries, bits/s; None without a limit."""
+        rates = [link.bandwidth for link in (self.links[a], self.links[b]) if link.bandwidth is not None]
+        return min(rates, default=None)
+
+    def can_fill(self, a: int, b: int) -> bool:
+        """Whether one TCP connection can fill the link: no loss, and a window (half of the buffer) to cover it."""
+        lossless = not (self.links[a].loss or self.links[b].loss)
+        return lossless and (self.rate(a, b) or 0.0) * self.rtt(a, b) / 8 <= self.tcp_window / 2
+
+
+def shape_of(cell: dict[str, Any]) -> Shape:
+    """The network that a resolved configuration asks for."""
+    network, cluster = cell["network"], cell["cluster"]
+    common = {key: network[key] for key in LINK_KEYS}
+    links = (Link(**{**common, **cluster["server"].get(str(i), {})}) for i in range(cluster["servers"]))
+    ranks = cluster["ranks_per_server"]
+    return Shape(
+        links=tuple(links),
+        backend=network["backend"],
+        congestion=network["congestion"],
+        tcp_window=network["tcp_window"],
+        connections=ranks * ranks * (cluster["servers"] - 1),
+        seed=cell["run"]["seed"],
+    )
+
+
+def is_shaped(cell: dict[str, Any]) -> bool:
+    """Whether the cell runs on an emulated network."""
+    return bool(cell["network"]["backend"] != "none" and cell["mode"] != "simulate")

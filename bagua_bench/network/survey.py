@@ -1,0 +1,85 @@
+"""What a network really is: every pair of servers probed, and compared with what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+from bagua_bench import units
+from bagua_bench.network import probe
+from bagua_bench.network.shape import HEADERS, MTU, Shape
+from bagua_bench.network.star import Network
+from bagua_bench.network.topology import tcp_of
+
+_ALL_PAIRS = 4  # servers up to which every pair is probed
+_RATE_TOLERANCE = 0.1
+_RTT_TOLERANCE = (0.5e-3, 0.1)  # seconds, or this part of it if that is more
+
+Pair = dict[str, Any]
+
+
+def pairs(servers: int) -> list[tuple[int, int]]:
+    """Which to probe, sender first: two servers in both directions, every pair of three or four, else a ring.
+
+    Every server sends, and receives, at least once.
+    """
+    if servers > _ALL_PAIRS:
+        return [(a, (a + 1) % servers) for a in range(servers)]
+    if servers == 2:
+        return [(0, 1), (1, 0)]
+    return [(a, b) if (a + b) % 2 else (b, a) for a, b in combinations(range(servers), 2)]
+
+
+def survey(network: Network) -> list[Pair]:
+    """Probe the pairs: seconds of a round trip, and bits/s of payload that TCP carries."""
+    found = []
+    for a, b in pairs(len(network.hosts)):
+        sender, receiver = network.hosts[a], network.hosts[b]
+        rtt = probe.rtt(sender, receiver)
+        found.append({"from": a, "to": b, "rtt": rtt, "goodput": probe.goodput(sender, receiver, rtt)})
+    return found
+
+
+def wire_rate(goodput: float, frame: int) -> float:
+    """Bits/s on a link that carries `goodput` bits/s of payload in full segments."""
+    return goodput * (MTU + frame) / (MTU - HEADERS)
+
+
+def describe(network: Network) -> dict[str, Any]:
+    """What is known of a network before anything is measured."""
+    return {
+        "backend": network.shape.backend,
+        "commands": network.commands,
+        "tcp": tcp_of(network.hosts[0]),
+        "offload": network.shape.offload,
+        "mtu": MTU,
+        "before": None,
+        "after": None,
+        "drops": None,
+        "traffic": None,
+        "flags": [],
+    }
+
+
+def flags(shape: Shape, frame: int, when: str, found: list[Pair]) -> Iterator[str]:
+    """Where a survey is off by more than a tenth of the rate, or than a tenth and 0.5 ms of the round trip."""
+    for pair in found:
+        a, b = pair["from"], pair["to"]
+        name = f"{when}: servers {a} and {b}"
+        rate, got = shape.rate(a, b), wire_rate(pair["goodput"], frame)
+        if rate is not None and not _fits(shape, a, b, got / rate):
+            yield f"{name}: {_rate(got)} instead of {_rate(rate)}"
+        rtt, jitter = shape.rtt(a, b), shape.links[a].jitter + shape.links[b].jitter
+        least, part = _RTT_TOLERANCE
+        if abs(pair["rtt"] - rtt) > max(least, part * rtt) + jitter:
+            yield f"{name}: round trip of {pair['rtt'] * 1e3:.2f}ms instead of {rtt * 1e3:.2f}ms"
+
+
+def _fits(shape: Shape, a: int, b: int, ratio: float) -> bool:
+    """Whether a rate is as asked; it may be lower where one TCP connection cannot fill the link."""
+    return ratio <= 1 + _RATE_TOLERANCE and (ratio >= 1 - _RATE_TOLERANCE or not shape.can_fill(a, b))
+
+
+def _rate(value: float) -> str:
+    return units.text(float(f"{value:.3g}"), units.BITS_PER_SECOND)

@@ -1,0 +1,110 @@
+"""Tests the backend netem with the kernel's own `tc netem`, wherever that is (make test-netem).
+
+On this kernel if it has netem; else in a User Mode Linux guest, which boots in a second, needs no rights and sees the
+files of the host; else not at all, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from bagua_bench import records
+from bagua_bench.network import machine
+from tests.emulated import why_not
+
+HOME = Path(__file__).resolve().parents[1]
+KERNEL = "linux.uml"
+MODULES = Path("/usr/lib/uml/modules")
+LOADED = ("bridge", "veth", "sch_netem", "tcp_bbr")
+TIMEOUT = 1200  # seconds
+RUN = ["task=vgg16", "task.scale=tiny", "algo=ddp,bytegrad", "run.steps=3", "run.warmup=1", "run.evaluate=false",
+       "run.timeout=300s", "network.bandwidth=100mbit", "network.latency=5ms", "network.backend=netem"]  # fmt: skip
+
+
+def tests(folder: Path) -> int:
+    """The backend's own tests, then two whole runs; exit code 0 if all is well. FOLDER receives the records."""
+    machine.enter()
+    failed = pytest.main(
+        [
+            "--color=no",
+            "--tb=short",
+            "-k",
+            "netem",
+            "-rs",
+            "-p",
+            "no:cacheprovider",
+            str(HOME / "tests/integration/test_network.py"),
+        ]
+    )
+    command = [sys.executable, "-m", "bagua_bench", "-m", *RUN, f"run.results={folder}"]
+    if failed or subprocess.run(command, cwd=HOME).returncode:
+        return 1
+    found = records.read([folder / "runs" / "records.jsonl"])
+    for record in found:
+        measured = record["network"]["measured"]
+        print(record["config"]["algo"]["name"], measured["backend"], measured["before"], measured["flags"])
+    wrong = [r for r in found if r["status"] != "done" or r["network"]["measured"]["backend"] != "netem"]
+    return 0 if len(found) == 2 and not wrong else 1
+
+
+def objects() -> list[Path]:
+    """The guest's modules in the order to load them, from the list of what each needs."""
+    listed = next(MODULES.glob("*/modules.dep"))
+    lines = [line.replace(":", "").split() for line in listed.read_text().splitlines()]
+    files = [file for line in lines if Path(line[0]).stem in LOADED for file in reversed(line)]
+    return [listed.parent / file for file in dict.fromkeys(files)]
+
+
+def boot(folder: Path) -> int:
+    """Run `tests` as root of a guest; its exit code."""
+    begin = folder / "init.sh"
+    begin.write_text(
+        "\n".join(
+            [
+                "#!/bin/sh",
+                "mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /run",
+                "mkdir /run/tmp; ip link set lo up",
+                *(f"insmod {path}" for path in objects()),
+                f"export PATH={os.environ['PATH']}:/usr/sbin:/sbin HOME={Path.home()} TMPDIR=/run/tmp TERM=dumb",
+                f"cd {HOME} && {sys.executable} -m tests.guest {folder} 2>&1; echo $? > {folder}/code",
+                f"{sys.executable} -c 'import ctypes; ctypes.CDLL(None).reboot(0x4321FEDC)'",  # power off
+            ]
+        )
+    )
+    begin.chmod(0o755)
+    options = ["rootfstype=hostfs", "rootflags=/", "rw", "mem=3072M", "con=null", "con0=fd:0,fd:1", "quiet"]
+    guest = subprocess.Popen([KERNEL, *options, f"init={begin}"], stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        guest.wait(TIMEOUT)
+    finally:
+        if guest.poll() is None:
+            os.killpg(guest.pid, signal.SIGKILL)
+    code = folder / "code"
+    return int(code.read_text()) if code.exists() else 1
+
+
+def main() -> int:
+    """Exit code 0 if all is well, or netem is nowhere to be had."""
+    if sys.argv[1:]:  # in the guest
+        return tests(Path(sys.argv[1]))
+    with tempfile.TemporaryDirectory(prefix="netem-") as name:
+        reason = why_not("netem")
+        if not reason:
+            return tests(Path(name))
+        if shutil.which(KERNEL) and MODULES.is_dir():
+            print(f"{reason}; in a guest:", flush=True)
+            return boot(Path(name))
+    print(f"skipped: {reason}; nor is there a guest (Debian's package user-mode-linux)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

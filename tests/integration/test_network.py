@@ -1,0 +1,149 @@
+"""Emulated networks: what they carry, and that nothing of them remains. Every test runs with each backend there is."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from bagua_bench.network import star, survey
+from bagua_bench.network.commands import NetworkError, run
+from bagua_bench.network.shape import Shape, shape_of
+from tests.catalogue import resolved
+from tests.emulated import hold, needs, traces
+
+BACKENDS = [pytest.param(backend, marks=needs(backend)) for backend in ("netem", "link")]
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def shape(backend: str, *overrides: str) -> Shape:
+    return shape_of(resolved(f"network.backend={backend}", *overrides))
+
+
+def gone(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return condition()
+
+
+@each_backend
+def test_every_pair_gets_the_rate_and_the_round_trip_of_its_links(backend: str) -> None:
+    asked = shape(backend, "cluster.servers=3", "network.bandwidth=100mbit", "network.latency=5ms",
+                  "cluster.server.2.bandwidth=20mbit", "cluster.server.2.latency=1ms")  # fmt: skip
+    with star.up(asked) as network:
+        flags = [surveyed(network) for _ in range(3)]
+        assert network.backend.drops() == 0
+    assert [] in flags, "a busy machine may disturb one survey, not all"
+
+
+def surveyed(network: star.Network) -> list[str]:
+    found = survey.survey(network)
+    assert {(pair["from"], pair["to"]) for pair in found} == {(0, 1), (1, 2), (2, 0)}
+    return list(survey.flags(network.shape, network.backend.frame, "now", found))
+
+
+@each_backend
+def test_loss_is_counted_and_slows_tcp_down(backend: str) -> None:
+    with star.up(
+        shape(backend, "network.bandwidth=100mbit", "network.latency=5ms", "network.loss=2%", "network.congestion=reno")
+    ) as network:
+        found = survey.survey(network)
+        assert network.backend.drops() > 0
+    assert all(1e6 < pair["goodput"] < 40e6 for pair in found), "10 Mbit/s by the square root law of TCP"
+
+
+@each_backend
+def test_congestion_control_and_buffers_are_those_asked_for(backend: str) -> None:
+    for control in ("cubic", "reno"):
+        asked = ("network=1gbit", f"network.congestion={control}", "network.tcp_window=1MiB")
+        with star.up(shape(backend, *asked)) as network:
+            tcp = survey.describe(network)["tcp"]
+            name = run(f"ip netns exec {network.hosts[1].namespace} {used_by_a_socket(network.hosts[1].address)}")
+        assert tcp["congestion"] == name.strip() == control
+        assert tcp["tcp_wmem"].split()[2] == tcp["tcp_rmem"].split()[2] == str(2**20)
+
+
+def used_by_a_socket(address: str) -> str:
+    """A command that prints the congestion control of a connection to `address`."""
+    code = (
+        f"import socket as s; l = s.create_server(({address!r}, 0)); c = s.create_connection(l.getsockname());"
+        "print(c.getsockopt(s.IPPROTO_TCP, s.TCP_CONGESTION, 16).rstrip(bytes(1)).decode())"
+    )
+    return f"python3 -c {shlex.quote(code)}"
+
+
+@each_backend
+def test_nothing_remains_after_the_end_an_error_or_an_interruption(backend: str) -> None:
+    before = traces()
+    with star.up(shape(backend, "network=1gbit")):
+        assert len(traces()["namespaces"]) > len(before["namespaces"])
+    assert traces() == before
+    with pytest.raises(ZeroDivisionError), star.up(shape(backend, "network=1gbit")):
+        raise ZeroDivisionError
+    assert traces() == before
+    for interruption in (signal.SIGINT, signal.SIGTERM):
+        holder = hold(backend)
+        holder.send_signal(interruption)
+        holder.wait(10)
+        if interruption == signal.SIGTERM:  # the front door turns it into SIGINT; a bare process is just ended
+            clear(backend)
+        assert traces() == before
+
+
+def clear(backend: str) -> None:
+    """The next start of whatever kind."""
+    with star.up(shape(backend, "network=1gbit")):
+        pass
+
+
+@each_backend
+def test_a_network_that_cannot_be_built_leaves_nothing(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = traces()
+    monkeypatch.setattr("bagua_bench.network.topology.INTERFACE", "a-name-too-long-for-linux")
+    with pytest.raises(NetworkError, match="ip -n bagua-bench-"), star.up(shape(backend, "network=1gbit")):
+        pass
+    assert traces() == before
+
+
+@each_backend
+def test_a_killed_process_is_cleared_up_by_the_next_and_a_living_one_is_not(backend: str) -> None:
+    before = traces()
+    killed, living = hold(backend), hold(backend)
+    killed.kill()
+    killed.wait()
+    assert gone(lambda: len(traces()["processes"]) - len(before["processes"]) == (backend == "link")), "its emulator"
+    assert len(traces()["namespaces"]) > len(before["namespaces"])
+    clear(backend)
+    left = traces()["namespaces"]
+    assert [name for name in left if f"-{killed.pid}-" in name] == []
+    assert [name for name in left if f"-{living.pid}-" in name] != []
+    living.send_signal(signal.SIGINT)
+    living.wait(10)
+    assert traces() == before
+
+
+@each_backend
+def test_the_commands_can_be_replayed_by_hand(backend: str) -> None:
+    with star.up(shape(backend, "cluster.servers=3", "network.bandwidth=50mbit", "network.latency=2ms")) as network:
+        commands = [command for command in network.commands if "relay" not in command]
+        original = state(network.hosts[1].namespace or "")
+    script = "\n".join(["set -e", "mount -t tmpfs tmpfs /run", *commands])
+    show = "ip -n bagua-bench-s1 -o address show dev eth0; tc -n bagua-bench-s1 qdisc show dev eth0"
+    replayed = subprocess.run(["unshare", "-nm", "sh", "-c", f"{script}\n{show}"], capture_output=True, text=True)
+    assert replayed.returncode == 0, replayed.stderr
+    assert words(replayed.stdout) == words(original)
+
+
+def state(namespace: str) -> str:
+    return run(f"ip -n {namespace} -o address show dev eth0") + run(f"tc -n {namespace} qdisc show dev eth0")
+
+
+def words(text: str) -> list[str]:
+    """What matters of a listing: IPv4 addresses and the arguments of qdiscs."""
+    lines = [line.split() for line in text.splitlines() if "inet6" not in line]
+    return [" ".join(word for word in line if not word.endswith(":")) for line in lines]

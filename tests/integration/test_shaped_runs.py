@@ -1,0 +1,63 @@
+"""Whole runs on an emulated network, through the front door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.emulated import needs, traces
+from tests.integration.cli import TINY, bench, recorded, start, workers
+
+pytestmark = needs("auto")
+VGG = ["task=vgg16", "task.scale=tiny", "run.steps=4", "run.warmup=1", "run.evaluate=false"]
+
+
+def test_a_run_records_what_was_asked_and_what_was_measured(tmp_path: Path) -> None:
+    before = traces()
+    done = bench(tmp_path, *VGG, "algo=ddp", "network.bandwidth=100mbit", "network.latency=5ms")
+    assert done.returncode == 0, done.stderr
+    assert "Mbit/s, round trip" in done.stdout
+    assert traces() == before
+    [record] = recorded(tmp_path)
+    measured, result = record["network"]["measured"], record["result"]
+    assert record["network"]["asked"]["bandwidth"] == 1e8
+    assert record["network"]["asked"]["backend"] == measured["backend"] in ("netem", "link"), "what auto chose"
+    assert measured["drops"] == 0
+    for when in ("before", "after"):
+        assert [(pair["from"], pair["to"]) for pair in measured[when]] == [(0, 1), (1, 0)]
+        for pair in measured[when]:
+            assert pair["goodput"] == pytest.approx(1e8 * 1448 / 1500, rel=0.1)
+            assert 9.9e-3 < pair["rtt"] < 20e-3
+    assert measured["traffic"]["counted"] == [rank["flat"] for rank in result["bytes_per_step"]]
+    assert measured["traffic"]["interface"] == pytest.approx(measured["traffic"]["counted"], rel=0.1)
+    least = result["bytes_per_step"][0]["flat"] * 8 / 1e8 + 2 * 5e-3
+    assert min(result["step_seconds"]) > least, "no step is faster than its network"
+
+
+def test_servers_of_two_ranks_leaders_between_them_and_a_straggler(tmp_path: Path) -> None:
+    slow = ["cluster=2x2", "network.bandwidth=50mbit", "cluster.slow_ranks.1=4"]
+    done = bench(tmp_path, *VGG, "algo=bytegrad", *slow)
+    assert done.returncode == 0, done.stderr
+    [record] = recorded(tmp_path)
+    traffic, result = record["network"]["measured"]["traffic"], record["result"]
+    ranks = result["bytes_per_step"]
+    assert [rank["inter"] > 0 for rank in ranks] == [True, False, True, False]
+    assert traffic["interface"] == pytest.approx([ranks[0]["inter"], ranks[2]["inter"]], rel=0.1), (
+        "what stays inside a server does not pass its link"
+    )
+    phases = result["phase_seconds"]
+    assert phases["forward"] > phases["backward"], "the straggler waits before its forward pass"
+
+
+def test_an_emulator_that_dies_ends_the_run(tmp_path: Path) -> None:
+    before = traces()
+    parent = start(tmp_path, *TINY, "run.steps=100000", "run.timeout=5s", "network.latency=1ms", "network.backend=link")
+    while len(workers(parent.pid)) < 2:
+        assert parent.poll() is None
+    [relay] = [p for p in psutil.Process(parent.pid).children() if "bagua_bench.network.relay" in p.cmdline()]
+    relay.kill()
+    assert parent.wait(60) == 1
+    assert recorded(tmp_path)[0]["reason"] == "network: the link emulator ended with exit code -9"
+    assert traces() == before

@@ -1,0 +1,115 @@
+"""What is asked of a network, from texts to links, queues, commands and judgements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bagua_bench.network import survey, traffic
+from bagua_bench.network.netem import qdiscs
+from bagua_bench.network.shape import Link, Shape, is_shaped, shape_of
+from bagua_bench.network.survey import pairs
+from tests.catalogue import resolved
+
+
+def test_texts_become_plain_values() -> None:
+    cell = resolved("network=wan", "network.loss=0.5%", "network.tcp_window=1MiB")
+    assert cell["network"] == {
+        "name": "wan",
+        "bandwidth": 1e8,
+        "latency": 0.02,
+        "jitter": 0.001,
+        "loss": 0.005,
+        "congestion": "cubic",
+        "tcp_window": 2**20,
+        "backend": "auto",
+    }
+
+
+def test_a_network_is_shaped_as_soon_as_something_is_asked_of_it() -> None:
+    assert not is_shaped(resolved())
+    for asked in ("network.latency=1ms", "network=1gbit", "network.backend=link", "cluster.server.1.loss=1%"):
+        assert is_shaped(resolved(asked))
+
+
+def test_single_servers_have_their_own_link() -> None:
+    shape = shape_of(
+        resolved("cluster=4x2", "network=1gbit", "network.latency=1ms", "cluster.server.2.bandwidth=1mbit")
+    )
+    assert [link.bandwidth for link in shape.links] == [1e9, 1e9, 1e6, 1e9]
+    assert shape.rate(0, 1) == 1e9
+    assert shape.rate(2, 1) == shape.rate(1, 2) == 1e6
+    assert shape.rtt(0, 2) == pytest.approx(2e-3), "one way in each direction"
+    assert shape.connections == 2 * 2 * 3
+
+
+def test_queues_hold_what_the_specification_asks_for() -> None:
+    assert Link(1e9, 0.1, 0, 0).queue(0) == pytest.approx(12_500 * 1500)
+    assert Link(1e10, 5e-3, 0, 0).queue(0) == pytest.approx(6_250 * 1500)
+    assert Link(1e8, 0, 0, 0).queue(0) == 1000 * 1500
+    assert Link(1e8, 0, 0, 0).queue(10**6) == 1000 * 1500 + 10**6
+
+
+@pytest.mark.parametrize(
+    ("link", "sent", "received"),
+    [
+        (Link(1e8, 5e-3, 0, 0), "rate 100mbit", "delay 5ms rate 100mbit"),
+        (Link(None, 5e-4, 0, 0), "", "delay 500us"),
+        (Link(1e9, 0, 0, 0), "rate 1gbit", "rate 1gbit"),
+        (Link(1e9, 0.02, 1e-3, 1e-3), "rate 1gbit", "delay 20ms 1ms distribution normal loss 0.1% rate 1gbit"),
+        (Link(None, 0, 0, 0), "", ""),
+    ],
+)
+def test_netem_is_told_what_an_engineer_would_type(link: Link, sent: str, received: str) -> None:
+    assert qdiscs(link) == (sent, received)
+
+
+@pytest.mark.parametrize("servers", range(2, 10))
+def test_every_server_is_probed_in_both_directions(servers: int) -> None:
+    chosen = pairs(servers)
+    assert {a for a, _ in chosen} == {b for _, b in chosen} == set(range(servers))
+    if servers <= 4:
+        assert {frozenset(pair) for pair in chosen} == {frozenset((a, b)) for a in range(servers) for b in range(a)}
+
+
+def shape(loss: float = 0.0, window: int = 4 * 2**20) -> Shape:
+    link = Link(1e8, 5e-3, 0.0, loss)
+    return Shape((link, link), "link", "cubic", window, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "rtt", "of", "expected"),
+    [
+        (100e6, 10.4e-3, shape(), []),
+        (92e6, 10.9e-3, shape(), []),
+        (88e6, 10e-3, shape(), ["after: servers 0 and 1: 88mbit instead of 100mbit"]),
+        (111e6, 10e-3, shape(), ["after: servers 0 and 1: 111mbit instead of 100mbit"]),
+        (100e6, 11.1e-3, shape(), ["after: servers 0 and 1: round trip of 11.10ms instead of 10.00ms"]),
+        (20e6, 10e-3, shape(loss=0.01), []),
+        (20e6, 10e-3, shape(window=65536), []),
+        (120e6, 10e-3, shape(loss=0.01), ["after: servers 0 and 1: 120mbit instead of 100mbit"]),
+    ],
+)
+def test_a_network_that_is_not_what_was_asked_for_is_flagged(
+    rate: float, rtt: float, of: Shape, expected: list[str]
+) -> None:
+    found = [{"from": 0, "to": 1, "rtt": rtt, "goodput": rate * 1448 / 1514}]
+    assert list(survey.flags(of, 14, "after", found)) == expected
+
+
+def rank(flat: float, inter: float, on_wire: int) -> dict[str, Any]:
+    interface = {"bytes": on_wire, "retransmits": 1}
+    return {"seconds": [{}, {}], "sent": {"flat": flat, "intra": 99.0, "inter": inter}, "interface": interface}
+
+
+def test_interfaces_and_communicators_are_compared() -> None:
+    fits = traffic.compare([rank(2e6, 0, 2_080_000), rank(2e6, 0, 2_000_000)], 1)
+    assert fits == {"interface": [1_040_000, 1_000_000], "counted": [1e6, 1e6], "retransmits": 2}
+    assert list(traffic.flags(fits)) == []
+    for wrong in (1_900_000, 2_400_000):
+        found = traffic.compare([rank(2e6, 0, 2_080_000), rank(2e6, 0, wrong)], 1)
+        assert len(list(traffic.flags(found))) == 1
+    leaders = traffic.compare([rank(0, 2e6, 2_080_000), rank(0, 0, 0), rank(0, 2e6, 2_080_000), rank(0, 0, 0)], 2)
+    assert leaders["counted"] == [1e6, 1e6]
+    assert traffic.compare([rank(1, 0, 1), rank(1, 0, 1)], 2)["counted"] is None

@@ -1,0 +1,79 @@
+"""The rules of the link emulator, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from bagua_bench.network.shape import Link
+from bagua_bench.network.wire import OVERHEAD, Line, Port, wire_bytes
+
+MBIT = 1e6
+
+
+def port(bandwidth: float | None = 100 * MBIT, latency: float = 5e-3, jitter: float = 0, loss: float = 0) -> Port:
+    return Port(Link(bandwidth, latency, jitter, loss), 10**6, Random(0))
+
+
+@pytest.mark.parametrize("payload", [0, 1, 1447, 1448, 1449, 5 * 1448, 5 * 1448 + 1, 64_000])
+def test_headers_of_all_segments_are_on_the_wire(payload: int) -> None:
+    segments, rest = 1, payload - 1448
+    while rest > 0:
+        segments, rest = segments + 1, rest - 1448
+    assert wire_bytes(52 + payload) == payload + 52 * segments
+
+
+def test_a_line_carries_its_rate() -> None:
+    line = Line(100 * MBIT, 10**6)
+    ends = [line.send(1.0, 1500) for _ in range(100)]
+    assert ends[0] == (1.0, pytest.approx(1.0 + 1500 * 8 / 1e8))
+    assert ends[-1] is not None
+    assert ends[-1][1] == pytest.approx(1.0 + 100 * 1500 * 8 / 1e8)
+    assert line.send(5.0, 1500) == (5.0, pytest.approx(5.0 + 1500 * 8 / 1e8)), "idle time is not saved up"
+
+
+def test_a_full_queue_drops_and_recovers() -> None:
+    line = Line(8000.0, 3000)  # 1000 bytes/s
+    assert [line.send(0.0, 1000) is not None for _ in range(5)] == [True, True, True, False, False]
+    assert line.send(1.5, 1000) == (3.0, 4.0), "what was dropped takes no time"
+
+
+def test_equal_links_take_the_time_of_one_and_the_slower_one_counts() -> None:
+    for receiver, rate in ((port(), 100 * MBIT), (port(50 * MBIT), 50 * MBIT)):
+        sender = port(latency=1.0)
+        times = sender.leave(0.0, 15_000)
+        assert times is not None
+        assert receiver.arrive(*times, 15_000) == pytest.approx(15_000 * 8 / rate + 5e-3 - OVERHEAD)
+
+
+def test_the_receiver_is_shared_by_all_senders() -> None:
+    receiver, senders = port(), [port(), port()]
+    arrived = []
+    for _ in range(50):
+        for sender in senders:
+            times = sender.leave(0.0, 1500)
+            assert times is not None
+            arrived.append(receiver.arrive(*times, 1500))
+    assert arrived[-1] == pytest.approx(100 * 1500 * 8 / 1e8 + 5e-3 - OVERHEAD)
+
+
+def test_loss_is_the_fraction_asked_for_and_the_same_every_time() -> None:
+    def lost() -> list[bool]:
+        receiver = port(None, loss=0.1)
+        return [receiver.arrive(k, k, 100) is None for k in range(10_000)]
+
+    assert 850 < sum(lost()) < 1150, "five standard deviations"
+    assert lost() == lost()
+
+
+def test_jitter_spreads_without_overtaking() -> None:
+    receiver = port(latency=20e-3, jitter=2e-3)
+    arrivals = [receiver.arrive(k * 0.1, k * 0.1, 1) for k in range(2000)]
+    delays = [when - k * 0.1 for k, when in enumerate(arrivals) if when is not None]
+    mean = sum(delays) / len(delays)
+    assert mean == pytest.approx(20e-3, abs=0.3e-3)
+    assert (sum((d - mean) ** 2 for d in delays) / len(delays)) ** 0.5 == pytest.approx(2e-3, rel=0.1)
+    dense = port(latency=20e-3, jitter=2e-3)
+    order = [dense.arrive(k * 1e-5, k * 1e-5, 1) for k in range(2000)]
+    assert order == sorted(order, key=lambda when: when or 0)
