@@ -18,6 +18,8 @@ class Physics:
 
     line: float = 12.5e9
     """Rate of a server's network interface where the network group sets none."""
+    shaped: float = math.inf
+    """The same once a delay is added to it in software, whose one queue handles so many packets and no more."""
     efficiency_ring: float = 0.95
     """Share of the line rate that payload gets in ring collectives: headers, chunk boundaries."""
     efficiency_direct: float = 0.85
@@ -26,7 +28,9 @@ class Physics:
     """What the software behind one connection moves, however fast the line is."""
     process: float = 5e9
     """The same of one process with many connections."""
-    channels: float = 2.0
+    ring: float = 4e9
+    """What the software of a ring moves from one server to the next."""
+    channels: float = 4.0
     """Connections of a ring from one server to the next."""
     fade: float = 0.0
     """The software rates of rings fall with the number of servers to this power: all wait for the slowest flow."""
@@ -94,7 +98,8 @@ class Cluster:
     @property
     def line(self) -> float:
         """Rate of an interface, bytes/s."""
-        return self.network.line or self.physics.line
+        line = self.network.line or self.physics.line
+        return min(line, self.physics.shaped) if self.network.latency or self.network.jitter else line
 
     @property
     def latency(self) -> float:
@@ -105,7 +110,7 @@ class Cluster:
     @property
     def connection(self) -> float:
         """Rate of one connection, bytes/s: its software, and the congestion control's answer to loss."""
-        return min(self.physics.connection, self._lossy())
+        return min(self.physics.connection, self.lossy)
 
     def stall(self, nbytes: float, rate: float) -> float:
         """Time that a message of nbytes on one connection of `rate` waits for its window to open.
@@ -115,7 +120,8 @@ class Cluster:
         window, trip = self.physics.window * self.network.buffer / BUFFER, 2 * self.latency
         return max(0.0, nbytes / window - 1) * max(0.0, trip - window / rate)
 
-    def _lossy(self) -> float:
+    @property
+    def lossy(self) -> float:
         """Mathis (Reno, every segment acknowledged) or RFC 9438 (CUBIC): bytes/s of a connection under loss."""
         p, trip = self.network.loss, 2 * self.latency
         if p <= 0:

@@ -89,7 +89,8 @@ def ring_transfer(nbytes: float, cluster: Cluster) -> float:
     """Seconds for nbytes through an interface whose ring has `channels` connections to the next server."""
     physics = cluster.physics
     channels = max(1.0, physics.channels)
-    software = channels * cluster.connection * math.pow(cluster.layout.servers, -physics.fade)
+    software = physics.ring * math.pow(cluster.layout.servers, -physics.fade)
+    software = min(software, channels * cluster.lossy)
     rate = min(cluster.line * physics.efficiency_ring, software)
     return nbytes / rate + cluster.stall(nbytes / channels, rate / channels)
 
