@@ -157,11 +157,17 @@ class _Run:
         self._lane = lane
 
     def _fuse(self, until: float | None) -> None:
-        """Horovod: at every tick up to `until` (None: until all is sent) send what is ready, fused."""
+        """Horovod: at every tick up to `until` (None: until all is sent) send what is ready, fused.
+
+        There is one fusion buffer: the next tick comes when the lane has sent what was in it.
+        """
         assert self._fusion is not None
         period = max(self._fusion.cycle, self._clock.negotiation())
-        while self._pending and (until is None or self._tick + period <= until):
-            self._tick += period
+        while self._pending:
+            tick = max(self._tick + period, *self._lane)
+            if until is not None and tick > until:
+                return
+            self._tick = tick
             ready = [nbytes for at, nbytes in self._pending if at <= self._tick]
             self._pending = self._pending[len(ready) :]
             message = 0

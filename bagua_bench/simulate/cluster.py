@@ -34,22 +34,20 @@ class Physics:
     """Connections of a ring from one server to the next."""
     fade: float = 0.0
     """The software rates of rings fall with the number of servers to this power: all wait for the slowest flow."""
-    latency: float = 30e-6
+    latency: float = 15e-6
     """One way, of a message between servers, without what the network group adds."""
     hop: float = 1.0
     """One-way latencies that a direct send costs: more than one where sender and receiver agree first."""
     gather_hop: float = 1.0
     """One-way latencies of an all-gather, per server passed: 1 is a ring, 1 / (n - 1) direct sends."""
-    message: float = 0.0
-    """Time of the sending process for every message of a direct exchange (LogP's overhead)."""
     window: float = 4 * 2**20
     """Bytes a connection has in flight at most, with socket buffers of 4 MiB; in proportion with others."""
     inside: float = 134e9
     """Bus bandwidth of collectives inside a server."""
     inside_latency: float = 60e-6
     """Of a collective inside a server."""
-    inside_hop: float = 4e-6
-    """Of one hop inside a server, within a ring over all ranks."""
+    inside_hop: float = 1.9e-6
+    """Of one hop inside a server, within a ring over all ranks: NCCL's own figure for NVLink."""
     interference: float = 0.0
     """Share by which computing slows down while communication runs."""
     carry_over: float = 0.0

@@ -44,25 +44,25 @@ def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring: (N - 1) parts of S over every interface; n - 1 hops between servers, or fewer with direct sends."""
     n = cluster.layout.servers
     rounds = max(1.0, cluster.physics.gather_hop * (n - 1))
-    hops = rounds * cluster.latency + (n * g - n) * cluster.physics.inside_hop + (n - 1) * cluster.physics.message
+    hops = rounds * cluster.latency + (n * g - n) * cluster.physics.inside_hop
     nbytes = (n * g - 1) * call.nbytes
-    return hops + (direct_transfer(nbytes, n - 1, cluster) if g == 1 else ring_transfer(nbytes, cluster))
+    if g > 1:
+        return hops + ring_transfer(nbytes, cluster)
+    return hops + direct_transfer(nbytes, n - 1, cluster)
 
 
 def all_to_all(call: Collective, g: int, cluster: Cluster) -> float:
     """Direct sends: the g ranks of a server send (N - g)/N S each to other servers, all at once."""
     n = cluster.layout.servers
     outside = g * (n * g - g) / (n * g) * call.nbytes
-    overhead = cluster.physics.hop * cluster.latency + g * (n - 1) * cluster.physics.message
-    return overhead + direct_transfer(outside, g * g * (n - 1), cluster, g)
+    return cluster.physics.hop * cluster.latency + direct_transfer(outside, g * g * (n - 1), cluster, g)
 
 
 def exchange(call: Collective, g: int, cluster: Cluster) -> float:
     """Direct sends of S to every peer: a peer d ranks away takes min(d, g) ranks' messages through the interface."""
     size = cluster.layout.servers * g
     flows = sum(min(abs(d) % size, size - abs(d) % size, g) for d in call.offsets)
-    overhead = cluster.physics.hop * cluster.latency + len(call.offsets) * cluster.physics.message
-    return overhead + direct_transfer(flows * call.nbytes, flows, cluster, g)
+    return cluster.physics.hop * cluster.latency + direct_transfer(flows * call.nbytes, flows, cluster, g)
 
 
 def tree(call: Collective, g: int, cluster: Cluster) -> float:

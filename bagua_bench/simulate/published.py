@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+
+SQUAD, IMAGENET = 88_641, 1_281_167
+"""Samples of an epoch."""
 
 FIGURES = ("vgg16_128gpu", "bert_large_bandwidth", "bert_large_latency", "bagua_net_vgg16_32gpu")
 """Files of `results/paper/` whose points are times of steps."""
@@ -38,6 +42,12 @@ class Point:
     error: float
     overrides: tuple[str, ...]
     fitted: bool
+
+    def step_seconds(self, batch: int) -> float:
+        """Seconds of a step of `batch` samples per GPU."""
+        if self.metric == "epoch_seconds":
+            return self.value / math.ceil(SQUAD / (batch * self.gpus))
+        return batch * self.gpus / self.value
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -78,6 +88,22 @@ def _point(row: dict[str, object]) -> Point:
     possible = (row["figure"], bandwidth, label) not in _IMPOSSIBLE
     name = label if bagua else str(row["system"])
     return Point(str(row["figure"]), name, gpus, bandwidth, latency, metric, value, error, overrides, possible)
+
+
+def end_to_end(folder: Path) -> list[tuple[str, list[str], float]]:
+    """Label, overrides and step seconds of the end-to-end VGG16 runs: 90 epochs of ImageNet on 128 GPUs at 100 Gbit/s.
+
+    BytePS's curve was cut before its end and is not among them.
+    """
+    data = pd.read_csv(folder / "e2e_curves.csv")
+    ends = data[(data["figure"] == "e2e_vgg16") & (data["metric"] == "curve_end") & (data["system"] != "byteps")]
+    found = []
+    for row in ends.to_dict("records"):
+        label = "bytegrad" if row["system"] == "bagua" else _SYSTEMS[str(row["system"])]
+        steps = 90 * math.ceil(IMAGENET / (32 * 128))
+        overrides = ["task=vgg16", f"algo={label}", "transport=nccl", "cluster.servers=16", "network.bandwidth=100gbit"]
+        found.append((label, overrides, 60 * float(str(row["value"])) / steps))
+    return found
 
 
 def distinct(chosen: Sequence[Point]) -> list[Point]:
