@@ -88,6 +88,8 @@ class Source:
         )
         if len(shown):
             yield "shown, not fitted (no such line could carry them)", shown
+        if len(inside) < 2 * len(self.parameters):
+            return  # too few to leave any out
         cases, best = [k.case for k in self.known if k.fitted], self.calibrate()
         figures = [k.figure for k in self.known if k.fitted]
         splits: dict[str, Sequence[object]] = {

@@ -42,6 +42,8 @@ class Physics:
     """One-way latencies of an all-gather, per server passed: 1 is a ring, 1 / (n - 1) direct sends."""
     window: float = 4 * 2**20
     """Bytes a connection has in flight at most, with socket buffers of 4 MiB; in proportion with others."""
+    call: float = 0.0
+    """Host time of a collective: to launch it and to notice its end, while nothing else of the bucket goes on."""
     inside: float = 134e9
     """Bus bandwidth of collectives inside a server."""
     inside_latency: float = 60e-6

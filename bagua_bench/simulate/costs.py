@@ -15,9 +15,10 @@ from bagua_bench.simulate.program import Collective
 def seconds(call: Collective, cluster: Cluster) -> float:
     """Time of a call, from the moment all its ranks are there."""
     servers, per_server = cluster.layout.servers, cluster.layout.per_server
+    host = cluster.physics.call if call.kind != "push_pull" else 0.0
     if call.level == "intra" or (call.level == "flat" and servers == 1):
-        return inside(call, per_server, cluster)
-    return BETWEEN[call.kind](call, per_server if call.level == "flat" else 1, cluster)
+        return host + inside(call, per_server, cluster) if per_server > 1 else 0.0
+    return host + BETWEEN[call.kind](call, per_server if call.level == "flat" else 1, cluster)
 
 
 def inside(call: Collective, g: int, cluster: Cluster) -> float:

@@ -25,7 +25,7 @@ _FLOOR = 0.02  # no point is known better than this
 IDEAL: dict[str, float] = {
     **dict.fromkeys(("shaped", "ring", "connection", "process", "inside", "servers", "servers_window", "window"), 1e30),
     **dict.fromkeys(("efficiency_ring", "efficiency_direct", "efficiency_servers", "hop", "carry_over"), 1.0),
-    **dict.fromkeys(("latency", "inside_latency", "inside_hop", "gather_hop", "interference"), 0.0),
+    **dict.fromkeys(("latency", "call", "inside_latency", "inside_hop", "gather_hop", "interference"), 0.0),
 }
 """A network that loses nothing but the line rate and the latency that were asked for."""
 

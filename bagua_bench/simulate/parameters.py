@@ -34,6 +34,7 @@ PAPER = (
     Parameter("fade", 0.0, 0.4, 0.1, "rings wait for the slowest of more flows"),
     Parameter("connection", 1e9, 3e9, 2e9, "one TCP stream: 8-24 Gbit/s of 100"),
     Parameter("process", 1e9, 8e9, 3e9, "one leader process with many peers"),
+    Parameter("call", 0.0, 1e-3, 3e-4, "kernel launches and a wait of the host for each"),
     Parameter("hop", 1.0, 4.0, 2.0, "one way, up to two round trips where both sides agree first"),
     Parameter("gather_hop", 1 / 15, 1.0, 0.3, "direct sends to a ring"),
     Parameter("window", 1e6, 1.6e7, 4.2e6, "Linux' default limit of the send buffer is 4 MiB"),
