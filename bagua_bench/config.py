@@ -128,6 +128,7 @@ class Compute:
     flops: float = 8.4e12
     forward_share: float = 1 / 3
     memory_bandwidth: str = "675GB"
+    shrink: float = 1.0  # tensors are so many times smaller: a scale model
     optimizer: Origin = Origin.profile
     codec: Origin = Origin.profile
 
@@ -209,19 +210,17 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:
     cell: dict[str, Any] = {"mode": plain["mode"]}
     for group in GROUPS:
         cell[group] = {"name": choices[group], **(plain[group] or {})}
+    if cell["mode"] != "measure":
+        cell["compute"] = {"name": choices["compute"], **plain["compute"]}
     try:
-        if cell["mode"] != "measure":
-            cell["compute"] = {"name": choices["compute"], **_plain_compute(plain["compute"])}
+        if "compute" in cell:
+            asked = plain["compute"]["memory_bandwidth"]
+            cell["compute"]["memory_bandwidth"] = units.parse("compute.memory_bandwidth", asked, units.BYTES)
         settings.to_plain(cell["network"], cell["cluster"])
         cell["run"] = _plain_run(plain["run"])
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return cell
-
-
-def _plain_compute(given: dict[str, Any]) -> dict[str, Any]:
-    bandwidth = units.parse("compute.memory_bandwidth", given["memory_bandwidth"], units.BYTES)
-    return {**given, "memory_bandwidth": bandwidth}
 
 
 def _plain_run(given: dict[str, Any]) -> dict[str, Any]:

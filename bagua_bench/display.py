@@ -95,13 +95,6 @@ def _table(name: str, record: Record) -> Table:
     return table
 
 
-def _averaging(found: dict[str, float]) -> str:
-    if not found["rounds"]:
-        return "no round was applied within the steps taken"
-    every, stale = _seconds(found["round_seconds"]), found["staleness_steps"]
-    return f"a round every {every}; what it applies is {stale:.3g} steps old"
-
-
 def _network(measured: dict[str, Any]) -> str:
     """Measured ranges over the pairs of servers, and where they are not what was asked for."""
     probed = [pair for when in ("before", "after") for pair in measured[when] or ()]
@@ -110,6 +103,13 @@ def _network(measured: dict[str, Any]) -> str:
     found = f"{measured['backend']}: {rates[0]:.4g} ... {rates[-1]:.4g} Mbit/s, "
     found += f"round trip {times[0]:.3g} ... {times[-1]:.3g} ms, as measured"
     return "\n".join([found, *(f"[yellow]{flag}[/yellow]" for flag in measured["flags"])])
+
+
+def _averaging(found: dict[str, float]) -> str:
+    if not found["rounds"]:
+        return "no round was applied within the steps taken"
+    every, stale = _seconds(found["round_seconds"]), found["staleness_steps"]
+    return f"a round every {every}; what it applies is {stale:.3g} steps old"
 
 
 def _traffic(ranks: list[dict[str, float]], counts: list[float] | None) -> str:

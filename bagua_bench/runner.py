@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua_bench import records
+from bagua_bench.emulate.scale import scale_model
 from bagua_bench.launch import joined
 from bagua_bench.launch.failures import RunFailed
 from bagua_bench.launch.local import Watch, run_local
@@ -51,6 +52,7 @@ def _run(cell: dict[str, Any], watch: Watch, measured: dict[str, Any]) -> dict[s
         from bagua_bench.simulate.run import simulate
 
         return simulate(cell)
+    cell = scale_model(cell)
     if joined.is_joined():
         return joined.run_joined(cell)
     return run_shaped(cell, watch, measured) if is_shaped(cell) else run_local(cell, watch)

@@ -26,6 +26,7 @@ _LEAST = {
     "cluster.servers": 1,
     "cluster.ranks_per_server": 1,
     "task.batch": 1,
+    "compute.shrink": 1,
 }
 
 
@@ -54,7 +55,7 @@ def _constructors(cell: dict[str, Any]) -> Iterator[str]:
 def _ranges(cell: dict[str, Any]) -> Iterator[str]:
     for path, least in _LEAST.items():
         group, key = path.split(".")
-        if cell[group].get(key, least) < least:
+        if cell.get(group, {}).get(key, least) < least:
             yield f"{path}={cell[group][key]}: must be at least {least}"
     if (cell["task"].get("step_seconds") or 1) <= 0:
         yield f"task.step_seconds={cell['task']['step_seconds']}: must be positive, or null for the profile's"

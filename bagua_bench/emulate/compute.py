@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua_bench.emulate.layers import Layers
+from bagua_bench.emulate.scale import shrink_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Compute:
 def compute_of(cell: dict[str, Any], layers: Layers) -> Compute:
     """The computing times of a cell: `task.step_seconds`, else the profile's for the task, else by multiply-adds."""
     task, profile = cell["task"], cell["compute"]
+    bandwidth = profile["memory_bandwidth"] / shrink_of(cell)  # smaller tensors take the time of the originals
     batch = task["batch"] * cell["run"]["accumulate"]
     known = profile["step_seconds"].get(task["name"])
     if task.get("step_seconds") is not None:
@@ -37,10 +39,10 @@ def compute_of(cell: dict[str, Any], layers: Layers) -> Compute:
     else:
         step = 6 * layers.macs * batch / profile["flops"]  # two FLOP per multiply-add, the backward pass twice
         origin = f"multiply-adds at {profile['flops'] / 1e12:g} TFLOP/s (compute={profile['name']})"
-    optimizer = min(layers.elements * layers.optimizer_bytes / profile["memory_bandwidth"], step / 2)
+    optimizer = min(layers.elements * layers.optimizer_bytes / bandwidth, step / 2)
     passes = step - optimizer
     forward = profile["forward_share"] * passes
-    return Compute(forward, passes - forward, optimizer, profile["memory_bandwidth"], origin)
+    return Compute(forward, passes - forward, optimizer, bandwidth, origin)
 
 
 def slow_factors(cluster: dict[str, Any]) -> dict[int, float]:

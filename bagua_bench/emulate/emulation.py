@@ -9,6 +9,7 @@ from algorithms.codecs.base import Codec
 from bagua_bench.emulate.compute import compute_of, slow_factors
 from bagua_bench.emulate.layers import layers_of
 from bagua_bench.emulate.pace import Sleeper
+from bagua_bench.emulate.scale import shrink_of
 from bagua_bench.emulate.task import EmulatedTask
 from bagua_bench.training.trainer import Trainer
 
@@ -20,7 +21,7 @@ class Emulation:
     """What one rank of a resolved configuration needs to compute at another machine's speed."""
 
     def __init__(self, cell: dict[str, Any], rank: int) -> None:
-        layers = layers_of(cell["task"])
+        layers = layers_of(cell)
         self._cell = cell
         self._compute = compute = compute_of(cell, layers)
         self._slow = slow_factors(cell["cluster"]).get(rank, 1.0)
@@ -47,7 +48,9 @@ class Emulation:
         asked = self._cell["compute"]
         real = [key for key in ("optimizer", "codec") if asked[key] == "measured"]
         slept = [key for key in ("optimizer", "codec") if asked[key] == "profile"]
-        compute = self._compute
+        compute, factor = self._compute, shrink_of(self._cell)
+        size = f"size: tensors, buckets, TCP windows and bandwidths are 1/{factor:g} of the configuration's"
+        scaled = [size] if factor != 1 else []
         return {
             "real": [
                 "parameter and gradient tensors, autograd hooks, buckets, the algorithm and its arithmetic on tensors",
@@ -57,6 +60,7 @@ class Emulation:
             "emulated": [
                 "forward and backward: every layer sleeps its share (by multiply-adds) of the emulated machine's time",
                 "values: weights and gradients are zero, nothing is learned",
+                *scaled,
                 *(f"{key}: sleeps for its memory traffic" for key in slept),
             ],
             "step_seconds": {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from bagua_bench.emulate.scale import shrink_of
 
 TABLES = Path(__file__).parent / "tables"
 """Tables of the tasks at scale paper, written by `python -m bagua_bench.emulate.survey`."""
@@ -48,6 +50,11 @@ class Layers:
         total = self.macs
         return [layer.macs / total if total else 1 / len(self.layers) for layer in self.layers]
 
+    def shrunk(self, factor: float) -> Layers:
+        """Every tensor so many times smaller, flat, with the same work: the scale model of spec network 9."""
+        params = tuple((name, (max(1, round(_product(shape) / factor)),)) for name, shape in self.params)
+        return self if factor == 1 else replace(self, params=params)
+
     def save(self, path: Path) -> None:
         """Write as JSON, one layer or parameter per line."""
         plain = asdict(self)
@@ -70,17 +77,18 @@ def _table(name: str) -> Layers:
     return read(TABLES / f"{name}.json")
 
 
-def layers_of(task: dict[str, Any]) -> Layers:
-    """The layers of a task's configuration: from its table at scale paper, else surveyed on the spot (with torch).
+def layers_of(cell: dict[str, Any]) -> Layers:
+    """The layers of a cell's task, shrunk as asked: from its table at scale paper, else surveyed now (with torch).
 
     `cpu` has the parameters of `paper`, and the shares of its layers are to be those of the published input.
     """
-    scale = task.get("scale", "paper")
+    task = cell["task"]
+    scale, shrink = task.get("scale", "paper"), shrink_of(cell)
     if scale in ("paper", "cpu") and (TABLES / f"{task['name']}.json").exists():
-        return _table(task["name"])
+        return _table(task["name"]).shrunk(shrink)
     from bagua_bench.emulate.survey import survey
 
-    return survey(task)
+    return survey(task).shrunk(shrink)
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 COLOURS = {
@@ -13,9 +14,20 @@ COLOURS = {
     "low_precision_decentralized": "#98df8a",
     "async": "#9467bd",
 }
+_ALPHA = {"measured": 1.0, "emulated": 0.75}
 
 
 def bar(algo: str, source: str) -> dict[str, Any]:
     """Keyword arguments of a bar for an algorithm's number from `source`."""
-    assert source == "measured", source
-    return {"color": COLOURS.get(algo, "#17becf"), "edgecolor": "black", "linewidth": 0.6}
+    return {"color": colour(algo), "edgecolor": "black", "linewidth": 0.6, "alpha": _ALPHA[source]}
+
+
+def line(algo: str, sources: Iterable[str]) -> dict[str, Any]:
+    """Keyword arguments of a line of an algorithm's numbers, all from one source."""
+    [source] = set(sources)
+    return {"color": colour(algo), "marker": "o", "capsize": 3, "linewidth": 1.2, "alpha": _ALPHA[source]}
+
+
+def colour(algo: str) -> str:
+    """The colour of an algorithm or peer in every figure."""
+    return COLOURS.get(algo, "#17becf")

@@ -46,10 +46,10 @@ def problems(cell: dict[str, Any]) -> Iterator[str]:
     """What is wrong with the groups `network` and `cluster`, one line each."""
     network, cluster = cell["network"], cell["cluster"]
     asked = _asked(network, cluster)
-    simulated = cell["mode"] == "simulate"
-    if network["backend"] == "none" and asked and not simulated:
+    real = cell["mode"] != "simulate"
+    if real and network["backend"] == "none" and asked:
         yield f"{asked}: network.backend=none shapes nothing; allowed: auto, netem, link"
-    if network["backend"] != "none" and not simulated and not 2 <= cluster["servers"] <= MOST_SERVERS:
+    if real and network["backend"] != "none" and not 2 <= cluster["servers"] <= MOST_SERVERS:
         yield f"cluster.servers={cluster['servers']}: an emulated network joins 2 to {MOST_SERVERS} servers"
     if network["tcp_window"] < 4096:
         yield f"network.tcp_window={network['tcp_window']}B: must be at least 4096B"

@@ -56,7 +56,7 @@ def case(cell: dict[str, Any], seconds: float) -> Case:
     """A case from a resolved configuration; imports torch."""
     from bagua_bench.simulate.trace import trace
 
-    layers = layers_of(cell["task"])
+    layers = layers_of(cell)
     return Case(cell, trace(cell), compute_of(cell, layers), cluster_of(cell, Physics()), seconds)
 
 

@@ -17,7 +17,7 @@ def simulate(cell: dict[str, Any]) -> dict[str, Any]:
     """The result of a cell, in the form of `bagua_bench.training.worker.train`; imports torch."""
     from bagua_bench.simulate.trace import trace
 
-    layers, cluster, program = layers_of(cell["task"]), cluster_of(cell), trace(cell)
+    layers, cluster, program = layers_of(cell), cluster_of(cell), trace(cell)
     compute = compute_of(cell, layers)
     ranks, slow = world_size(cell), slow_factors(cell["cluster"])
     classes: Counter[float] = Counter(slow.values())

@@ -29,7 +29,7 @@ def trace(cell: dict[str, Any]) -> Program:
 @cache
 def _trace(identity: str, servers: int, per_server: int) -> Program:
     cell = json.loads(identity)
-    layers = layers_of(cell["task"])
+    layers = layers_of(cell)
     component = build(cell["algo"])
     if isinstance(component, Peer):
         return component.program(layers, servers, per_server, cell["run"]["steps"] + cell["run"]["untimed"])

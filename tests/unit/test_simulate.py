@@ -67,7 +67,7 @@ def test_bytegrad_does_what_the_paper_s_pseudo_code_says() -> None:
 
 
 def really_sent(comm: Any, chosen: dict[str, Any], steps: int) -> dict[str, float]:
-    task = EmulatedTask(chosen, layers_of(chosen["task"]), Diary())
+    task = EmulatedTask(chosen, layers_of(chosen), Diary())
     model = task.model()
     with make_trainer(chosen, model, torch.optim.SGD(model.parameters(), lr=0.1), comm) as trainer:
         before = dict(trainer.sent())

@@ -1,0 +1,31 @@
+"""Scale models: emulated runs that send so many times less (spec: network 9). No torch import."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+
+def shrink_of(cell: dict[str, Any]) -> float:
+    """How many times smaller an emulated run is than what its configuration says; 1 in the other modes."""
+    return float(cell["compute"]["shrink"]) if cell.get("mode") == "emulate" else 1.0
+
+
+def scale_model(cell: dict[str, Any]) -> dict[str, Any]:
+    """The cell to run for a cell: rates, TCP windows and buckets shrunk as the tensors are; times stay as they are.
+
+    What a transfer takes relative to computing and to the latency is then that of the original, with a fraction of
+    the bytes: 100 Gbit/s networks fit on a small machine.
+    """
+    factor = shrink_of(cell)
+    if factor == 1:
+        return cell
+    scaled = deepcopy(cell)
+    for link in (scaled["network"], *scaled["cluster"]["server"].values()):
+        if link.get("bandwidth") is not None:
+            link["bandwidth"] /= factor
+    scaled["network"]["tcp_window"] = int(scaled["network"]["tcp_window"] / factor)
+    scaled["run"]["bucket_size"] = int(scaled["run"]["bucket_size"] / factor)
+    if "bucket_cap_mb" in scaled["algo"]:
+        scaled["algo"]["bucket_cap_mb"] /= factor
+    return scaled

@@ -1,0 +1,130 @@
+"""Time of a step of several algorithms along one quantity: bandwidth, latency, servers, or the slowness of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from bagua_bench import stats
+from bagua_bench.cell import world_size
+from bagua_bench.emulate.scale import shrink_of
+from bagua_bench.figures import style
+from bagua_bench.records import Record, comparable
+
+BASELINE = "ddp"
+
+
+class Quantity(NamedTuple):
+    """What a sweep may run along: configuration keys that vary, how to read it off a cell, label and scale."""
+
+    keys: tuple[str, ...]
+    value: Callable[[dict[str, Any]], float]
+    label: str
+    scale: str
+
+
+def _bandwidth(cell: dict[str, Any]) -> float:
+    return float(cell["network"]["bandwidth"]) / 1e9
+
+
+def _slowness(cell: dict[str, Any]) -> float:
+    return float(max([1.0, *cell["cluster"]["slow_ranks"].values()]))
+
+
+QUANTITIES = (
+    Quantity(("network.bandwidth",), _bandwidth, "bandwidth, Gbit/s", "log"),
+    Quantity(("network.latency",), lambda cell: cell["network"]["latency"] * 1e3, "latency one way, ms", "linear"),
+    Quantity(("cluster.slow_ranks",), _slowness, "compute time of one rank, relative to the others", "linear"),
+    Quantity(
+        ("cluster.name", "cluster.servers", "cluster.ranks_per_server", "network.name", "network.bandwidth"),
+        world_size,
+        "ranks",
+        "log",
+    ),
+)
+
+
+def table(records: Sequence[Record]) -> pd.DataFrame:
+    """One row per algorithm and point: rounds, seconds of a step with interval, epoch, throughput, ratio to DDP's.
+
+    ValueError if the records differ in more than the algorithm and one quantity.
+    """
+    quantity = quantity_of(records)
+    cells: dict[tuple[str, float], list[Record]] = {}
+    for record in records:
+        cells.setdefault((record["config"]["algo"]["name"], quantity.value(record["config"])), []).append(record)
+    rows = []
+    for (algo, x), group in cells.items():
+        rates = [r["result"]["throughput"] for r in group]
+        samples = group[0]["result"]["samples_per_step"]
+        steps = [samples / rate for rate in rates]
+        low, high = stats.mean_interval(steps)
+        base = [r["result"]["throughput"] for r in cells.get((BASELINE, x), [])]
+        sent = [sum(rank.values()) for r in group for rank in r["result"]["bytes_per_step"]]
+        factor = shrink_of(group[0]["config"])
+        rows.append(
+            {
+                "algorithm": algo,
+                quantity.label: x,
+                "source": group[0]["source"],
+                "scale_model": factor,
+                "rounds": len(group),
+                "step_seconds": float(np.mean(steps)),
+                "low": low,
+                "high": high,
+                "epoch_seconds": group[0]["result"]["samples_per_epoch"] / float(np.mean(rates)),
+                "samples_per_second": float(np.mean(rates)),
+                "ratio_to_ddp": float(np.mean(rates) / np.mean(base)) if base else None,
+                "megabytes_per_step_and_rank": float(np.mean(sent)) / 1e6 * factor,
+                "flags": sum(len((r["network"]["measured"] or {}).get("flags", ())) for r in group),
+            }
+        )
+    return pd.DataFrame(rows).sort_values(["algorithm", quantity.label], ignore_index=True)
+
+
+def quantity_of(records: Sequence[Record]) -> Quantity:
+    """What the records' sweep runs along. ValueError if it is more than one thing."""
+    failure: ValueError | None = None
+    for quantity in QUANTITIES:
+        try:
+            comparable(records, ("algo", *quantity.keys))
+        except ValueError as error:
+            failure = failure or error
+        else:
+            if len({quantity.value(record["config"]) for record in records}) > 1:
+                return quantity
+    raise failure or ValueError("the records are of one point only: there is no sweep to draw")
+
+
+def draw(data: pd.DataFrame, axes: Axes) -> None:
+    """A line per algorithm over `table`'s rows; the second axis of a bandwidth sweep is the scale model's own."""
+    quantity = next(q for q in QUANTITIES if q.label in data.columns)
+    for algo, rows in data.groupby("algorithm", sort=False):
+        error = [rows["step_seconds"] - rows["low"], rows["high"] - rows["step_seconds"]]
+        axes.errorbar(
+            rows[quantity.label], rows["step_seconds"], yerr=error, label=algo, **style.line(str(algo), rows["source"])
+        )
+    axes.set_xscale(quantity.scale)
+    axes.set_yscale("log")
+    axes.set_xlabel(quantity.label)
+    axes.set_ylabel("time of a step, s")
+    points = sorted(set(data[quantity.label]))
+    axes.set_xticks(points, [f"{x:g}" for x in points])
+    axes.minorticks_off()
+    factor = data["scale_model"].iloc[0]
+    if factor != 1 and quantity is QUANTITIES[0]:
+        there, back = _rescaled(factor)
+        own = axes.secondary_xaxis("top", functions=(there, back))
+        own.set_xlabel(f"emulated, Mbit/s (a scale model of 1 : {factor:g})", fontsize=8)
+        own.set_xticks([x * 1e3 / factor for x in points], [f"{x * 1e3 / factor:g}" for x in points])
+        own.minorticks_off()
+    axes.legend(fontsize=7, title=", ".join(sorted(set(data["source"]))), title_fontsize=7)
+
+
+def _rescaled(factor: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """From Gbit/s to a scale model's Mbit/s, and back."""
+    return (lambda x: x * 1e3 / factor), (lambda x: x * factor / 1e3)
