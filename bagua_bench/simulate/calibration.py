@@ -53,6 +53,8 @@ class Source:
         head = [line for line in path.read_text().splitlines() if line.startswith("#")] if path.exists() else []
         layout = OmegaConf.load(path) if path.exists() else OmegaConf.create({"servers": 2, "ranks_per_server": 1})
         layout.physics = tree([float(v) for v in found.values], self.parameters, self.base)
+        inside = found.errors([k.case for k in self.known if k.fitted])
+        layout.physics.uncertainty = float(f"{np.quantile(np.abs(inside), 0.9):.2g}")
         path.write_text("\n".join(head) + "\n" * bool(head) + OmegaConf.to_yaml(layout))
         return path
 

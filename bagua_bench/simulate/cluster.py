@@ -58,6 +58,8 @@ class Physics:
     """Share of the line rate that parameter servers get."""
     servers: float = 5e9
     """What the software of a parameter server moves."""
+    uncertainty: float = 0.25
+    """90 % of the points that the parameters were calibrated on lie within this share; a guess without any."""
     servers_window: float = 16 * 2**20
     """Bytes that a worker has under way to all parameter servers together: its credit."""
 
