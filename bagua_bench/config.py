@@ -123,6 +123,7 @@ class Network:
     loss: str = "0%"
     congestion: Congestion = Congestion.cubic
     tcp_window: str = "4MiB"
+    flow_rates: list[str] = field(default_factory=list)  # limits of single TCP connections of a server, in turns
     backend: Backend = Backend.auto
 
 
@@ -150,6 +151,7 @@ class Campaign:
     overrides: list[str] = field(default_factory=list)
     axes: list[Any] = field(default_factory=list)
     figure: str = "throughput"
+    dry_run: bool = False  # show the cells and how long they will take, and stop
 
 
 @dataclass

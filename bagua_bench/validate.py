@@ -85,7 +85,7 @@ def _algorithm(cell: dict[str, Any]) -> Iterator[str]:
 
 def _device(cell: dict[str, Any]) -> Iterator[str]:
     device, backend = cell["run"]["device"], cell["transport"]["backend"]
-    if backend == "nccl" and device != "cuda":
+    if backend == "nccl" and device != "cuda" and cell["mode"] == "measure":
         yield f"transport={cell['transport']['name']}: NCCL moves CUDA tensors only, but run.device={device}; use gloo"
 
 

@@ -50,10 +50,7 @@ def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
             memory.trim()  # the parameters have moved into buckets
             if emulation is not None:
                 emulation.attach(trainer)
-            result = _measure(config, task, trainer, device, progress)
-            streams = _gather(comm.streams())
-            if result is not None:
-                result["streams"] = streams
+            result = _measure(config, task, trainer, comm, device, progress)
             if result is not None and emulation is not None:
                 result["emulation"] = emulation.description()
             return result
@@ -62,7 +59,12 @@ def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
 
 
 def _measure(
-    config: dict[str, Any], task: Task, trainer: Trainer, device: torch.device, progress: Progress
+    config: dict[str, Any],
+    task: Task,
+    trainer: Trainer,
+    comm: TorchComm,
+    device: torch.device,
+    progress: Progress,
 ) -> dict[str, Any] | None:
     run, rank, size, learns = config["run"], dist.get_rank(), dist.get_world_size(), config["mode"] == "measure"
     samples = task.batch * run["accumulate"] * size
@@ -84,6 +86,7 @@ def _measure(
         "losses": early_losses + losses,
         "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
         "peak_memory": memory.peak(device),
+        "streams": comm.streams(),
     }
     with trainer.paused():
         progress.say("checking")
@@ -113,7 +116,7 @@ def _warm_up(run: dict[str, Any], task: Task, trainer: Trainer, loop: Loop, lear
     return steps
 
 
-def _gather(own: Any) -> list[Any] | None:
+def _gather(own: dict[str, Any]) -> list[dict[str, Any]] | None:
     everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, everyone, dst=0)
     return everyone
