@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,51 @@ import pytest
 
 from bagua_bench.network import machine
 from bagua_bench.network.commands import run
+from bagua_bench.owner import PREFIX, is_stale
 from tests.catalogue import resolved
 
+OURS = re.compile(r"lo|eth\d+|port\d+|switch|tun\d+")
+"""Links that a machine has anyway, or that the suite makes in its namespaces."""
 
-def why_not(backend: str) -> str:
-    """Why this process cannot build networks with a backend; empty if it can."""
+
+def why_not(backend: str, inside: bool = True) -> str:
+    """Why this process (or else a command) cannot build networks with a backend; empty if it can."""
     try:
         machine.settle(resolved("network=1gbit", f"network.backend={backend}"))
     except ValueError as error:
         return str(error)
-    return "" if machine.is_privileged() else "needs root (whoever is not runs these tests under unshare -Urnm)"
+    return (
+        ""
+        if machine.is_privileged() or not inside
+        else "needs root (whoever is not runs these tests under unshare -Urnm)"
+    )
 
 
-def needs(backend: str) -> Callable[[Any], Any]:
-    """Skip a test where the backend cannot be had, with the reason."""
-    reason = why_not(backend)
+def needs(backend: str, inside: bool = True) -> Callable[[Any], Any]:
+    """Skip a test where the backend cannot be had, with the reason: by this process, or by a command that it starts."""
+    reason = why_not(backend, inside)
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 
-def traces() -> dict[str, Any]:
-    """What emulated networks would leave on this machine: namespaces, links, qdiscs, devices, processes, folders."""
-    processes = [" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])]
-    ours = ("bagua_bench.network.relay", "bagua_bench.launch.agent", "bagua_bench.training.worker")
+def ours(names: Iterable[str]) -> list[str]:
+    """Names with the mark of this process, of one it started, or of one that has ended: not of other running ones."""
+    family = {process.pid for process in psutil.Process().children(recursive=True)} | {os.getpid()}
+    marked = ((name, re.match(rf"{PREFIX}(\d+)-", name)) for name in names)
+    return sorted(name for name, mark in marked if mark and (is_stale(name) or int(mark[1]) in family))
+
+
+def traces() -> dict[str, list[str]]:
+    """What emulated networks could leave on this machine, or change of it. Others may use it at the same time."""
+    processes = [p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"])]
+    modules = {"bagua_bench.network.relay", "bagua_bench.launch.agent", "bagua_bench.training.worker"}
     return {
-        "namespaces": sorted(line.split()[0] for line in run("ip netns").splitlines()),
-        "links": sorted(link["ifname"] for link in json.loads(run("ip -j link"))),
-        "qdiscs": sorted(f"{q['dev']} {q['kind']}" for q in json.loads(run("tc -j qdisc show"))),
-        "processes": sorted(line for line in processes if any(name in line for name in ours)),
-        "folders": sorted(path.name for path in Path(tempfile.gettempdir()).glob("bagua-bench-*-*-*")),
+        "namespaces": ours(line.split()[0] for line in run("ip netns").splitlines()),
+        "links": sorted(link["ifname"] for link in json.loads(run("ip -j link")) if OURS.match(link["ifname"])),
+        "qdiscs": sorted(
+            f"{q['dev']} {q['kind']}" for q in json.loads(run("tc -j qdisc show")) if OURS.match(q["dev"])
+        ),
+        "processes": sorted(" ".join(p) for p in processes if p[0] == sys.executable and modules & set(p)),
+        "folders": ours(path.name for path in Path(tempfile.gettempdir()).glob("*-*-*-*-*")),
     }
 
 

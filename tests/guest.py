@@ -7,6 +7,7 @@ files of the host; else not at all, with the reason.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -63,8 +64,14 @@ def objects() -> list[Path]:
     return [listed.parent / file for file in dict.fromkeys(files)]
 
 
-def boot(folder: Path) -> int:
-    """Run `tests` as root of a guest; its exit code."""
+def accuracy(folder: Path) -> int:
+    """The table of how exactly the kernel shapes; FOLDER receives the records."""
+    command = [sys.executable, "-m", "bagua_bench.network", "accuracy", "--backend=netem", f"--results={folder}"]
+    return subprocess.run(command, cwd=HOME).returncode
+
+
+def boot(arguments: list[str], folder: Path) -> int:
+    """Run this module as root of a guest; its exit code. FOLDER is for what host and guest tell each other."""
     begin = folder / "init.sh"
     begin.write_text(
         "\n".join(
@@ -74,7 +81,7 @@ def boot(folder: Path) -> int:
                 "mkdir /run/tmp; ip link set lo up",
                 *(f"insmod {path}" for path in objects()),
                 f"export PATH={os.environ['PATH']}:/usr/sbin:/sbin HOME={Path.home()} TMPDIR=/run/tmp TERM=dumb",
-                f"cd {HOME} && {sys.executable} -m tests.guest {folder} 2>&1; echo $? > {folder}/code",
+                f"cd {HOME} && {sys.executable} -m tests.guest {shlex.join(arguments)} 2>&1; echo $? > {folder}/code",
                 f"{sys.executable} -c 'import ctypes; ctypes.CDLL(None).reboot(0x4321FEDC)'",  # power off
             ]
         )
@@ -92,16 +99,15 @@ def boot(folder: Path) -> int:
 
 
 def main() -> int:
-    """Exit code 0 if all is well, or netem is nowhere to be had."""
-    if sys.argv[1:]:  # in the guest
-        return tests(Path(sys.argv[1]))
+    """`python -m tests.guest [tests|accuracy] [FOLDER]`; exit code 0 if all is well, or netem is nowhere to be had."""
+    reason = why_not("netem")
     with tempfile.TemporaryDirectory(prefix="netem-") as name:
-        reason = why_not("netem")
+        what, folder = [*sys.argv[1:], *("tests", name)[len(sys.argv) - 1 :]]
         if not reason:
-            return tests(Path(name))
+            return {"tests": tests, "accuracy": accuracy}[what](Path(folder))
         if shutil.which(KERNEL) and MODULES.is_dir():
             print(f"{reason}; in a guest:", flush=True)
-            return boot(Path(name))
+            return boot([what, str(Path(folder).resolve())], Path(name))
     print(f"skipped: {reason}; nor is there a guest (Debian's package user-mode-linux)")
     return 0
 

@@ -12,12 +12,14 @@ import signal
 import sys
 from pathlib import Path
 
+from bagua_bench.interrupts import ENDING
 from bagua_bench.launch.lifetime import die_with_parent
 
 
 def main() -> int:
     """Run the agent; exit code 0, or 1 if a worker failed."""
-    die_with_parent(int(sys.argv[1]), signal.SIGTERM)
+    die_with_parent(int(sys.argv[1]))  # not by SIGTERM, which waits for the end of a rendezvous
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # it takes seconds
     from torch.distributed.run import parse_args, run
 

@@ -9,11 +9,11 @@ import signal
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send `by` to this process when its parent ends, however that ends (Linux).
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however that ends (Linux).
 
     `parent` is the parent's process id: it may have ended before this call.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
-        os.kill(os.getpid(), by)
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bagua_bench.interrupts import deferred
 from bagua_bench.network.commands import PATH
 from bagua_bench.network.topology import Host
 
@@ -38,7 +39,7 @@ def start(agents: list[Agent], hosts: Sequence[Host], ranks: int, folder: Path) 
         agent = ["bagua_bench.launch.agent", str(os.getpid()), str(folder / f"failures-{server}.json")]
         files = [f"--log-dir={folder / 'logs' / str(server)}", f"--nproc-per-node={ranks}"]
         worker = ["-m", "bagua_bench.training.worker", str(folder)]
-        with (folder / f"agent-{server}.log").open("w") as log:
+        with (folder / f"agent-{server}.log").open("w") as log, deferred():
             agents.append(
                 subprocess.Popen(
                     [*host.prefix, sys.executable, "-m", *agent, *rendezvous, *files, *worker],
@@ -68,7 +69,7 @@ def _environment(host: Host, ranks: int) -> dict[str, str]:
         **_MALLOC,
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": host.interface,
-        "NCCL_SOCKET_IFNAME": host.interface,
+        **({"NCCL_SOCKET_IFNAME": host.interface} if host.namespace else {}),
         "PATH": PATH,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONSAFEPATH": "1",
@@ -83,8 +84,9 @@ def killed(agents: Sequence[Agent]) -> str | None:
     return None
 
 
+@deferred()
 def end(agents: Sequence[Agent]) -> None:
-    """End the agents and their workers: workers die with their agent."""
+    """End the agents and their workers: workers die with their agent. Interruptions wait."""
     for agent in agents:
         if agent.poll() is None:
             agent.terminate()

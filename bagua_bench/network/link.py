@@ -1,4 +1,7 @@
-"""The backend `link`: a TUN device per server, and a process that passes packets between them when they are due."""
+"""The backend `link`: a device per server, and a process that passes packets between them when they are due.
+
+The devices are TUN; for users who may not open those, virtual Ethernet pairs to a hub where packets are taken and sent.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from bagua_bench.network import namespaces
 from bagua_bench.network.commands import Commands, NetworkError
 from bagua_bench.network.shape import MTU, Shape
 from bagua_bench.network.topology import INTERFACE, Host, connect
 
 _HOME = Path(__file__).resolve().parents[2]
+_TUN = "/dev/net/tun"
+_ADDRESS = "02:00:00:00:00:01"
 _GRACE = 5.0  # seconds for the emulator to end
 
 
@@ -25,12 +31,14 @@ class LinkEmulator:
     frame = 0  # bytes around an IP packet
 
     def __init__(self, shape: Shape, hosts: list[Host], commands: Commands) -> None:
-        for host in hosts:
-            on = f"ip -n {host.namespace}"
-            commands.run(f"{on} tuntap add dev {INTERFACE} mode tun vnet_hdr")
-            commands.run(f"{on} link set {INTERFACE} mtu {MTU} txqueuelen 10000")
+        make = _make_tun if _may_open(_TUN) else _make_pair
+        if make is _make_pair:
+            commands.run(f"ip netns add {namespaces.name('hub')}")
+        devices = []
+        for number, host in enumerate(hosts):
+            devices.append(make(host, number, shape, commands))
             connect(host, shape, commands)
-        command = [sys.executable, "-m", "bagua_bench.network.relay", _describe(shape, hosts)]
+        command = [sys.executable, "-m", "bagua_bench.network.relay", _describe(shape, devices)]
         commands.note(f"tail -f /dev/null | {shlex.join(['python', *command[1:]])}")
         self._process = subprocess.Popen(
             command,
@@ -70,9 +78,39 @@ class LinkEmulator:
             self._process.wait()
 
 
-def _describe(shape: Shape, hosts: list[Host]) -> str:
+def _may_open(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+Device = dict[str, str | bool | None]
+
+
+def _make_tun(host: Host, number: int, shape: Shape, commands: Commands) -> Device:
+    on = f"ip -n {host.namespace}"
+    commands.run(f"{on} tuntap add dev {INTERFACE} mode tun vnet_hdr")
+    commands.run(f"{on} link set {INTERFACE} mtu {MTU} txqueuelen 10000")
+    return {"namespace": host.namespace, "device": INTERFACE, "tun": True}
+
+
+def _make_pair(host: Host, number: int, shape: Shape, commands: Commands) -> Device:
+    """All servers have the same hardware address, so that nobody needs to ask for another's."""
+    hub, port = namespaces.name("hub"), f"port{number}"
+    segments = "" if shape.offload else "gso_max_segs 1"
+    commands.run(f"ip -n {host.namespace} link add {INTERFACE} type veth peer name {port} netns {hub}")
+    commands.run(f"ip -n {host.namespace} link set {INTERFACE} mtu {MTU} address {_ADDRESS} arp off {segments}")
+    commands.run(f"ip -n {hub} link set {port} up")
+    return {"namespace": hub, "device": port, "tun": False}
+
+
+def _describe(shape: Shape, devices: list[Device]) -> str:
     servers = [
-        {"namespace": host.namespace, "queue": shape.queue(number), "link": asdict(shape.links[number])}
-        for number, host in enumerate(hosts)
+        {**device, "queue": shape.queue(number), "link": asdict(shape.links[number])}
+        for number, device in enumerate(devices)
     ]
-    return json.dumps({"seed": shape.seed, "offload": shape.offload, "interface": INTERFACE, "servers": servers})
+    return json.dumps(
+        {"seed": shape.seed, "offload": shape.offload, "flow_rates": shape.flow_rates, "servers": servers}
+    )

@@ -15,11 +15,11 @@ from bagua_bench.network.shape import is_shaped
 _NET_ADMIN, _SYS_ADMIN = 12, 21  # linux/capability.h
 _TRIALS = {
     "netem": "ip link add type bridge && ip link add type veth && tc qdisc add dev lo root netem delay 1ms",
-    "link": "ip tuntap add dev tun0 mode tun vnet_hdr",
+    "link": "ip tuntap add dev tun0 mode tun vnet_hdr || ip link add type veth",
 }
 _MISSING = {
     "netem": "this kernel lacks sch_netem, veth or bridge (modprobe -a sch_netem veth bridge); allowed: auto, link",
-    "link": "/dev/net/tun cannot be opened (allow it: modprobe tun; chmod 666 /dev/net/tun)",
+    "link": "/dev/net/tun cannot be opened and this kernel lacks veth (allow one: modprobe -a tun veth)",
 }
 _NO_NAMESPACES = (
     "needs root, or namespaces of users, which this machine does not allow (allow them: "
@@ -34,7 +34,9 @@ def settle(cell: dict[str, Any]) -> None:
     ValueError, one line on what is missing and how to allow it, if it cannot emulate the network of the cell.
     """
     if is_shaped(cell):
-        cell["network"]["backend"] = choose(cell["network"]["backend"], cell["network"]["congestion"])
+        network = cell["network"]
+        asked = "link" if network["flow_rates"] and network["backend"] == "auto" else network["backend"]
+        network["backend"] = choose(asked, network["congestion"])
 
 
 def choose(backend: str, congestion: str) -> str:

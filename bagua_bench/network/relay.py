@@ -1,4 +1,4 @@
-"""The link emulator: one process that passes packets between the TUN devices of all servers when they are due.
+"""The link emulator: one process that passes packets between the devices of all servers when they are due.
 
 `python -m bagua_bench.network.relay SHAPE` (JSON: see `main`). It prints a line when it is ready, and a line of
 counters for every line it reads; it ends with its standard input.
@@ -11,41 +11,52 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from random import Random
 from select import select
 from typing import Any
 
 from bagua_bench.network.namespaces import inside
+from bagua_bench.network.packets import PacketPort
 from bagua_bench.network.shape import Link
-from bagua_bench.network.tun import HEADER, LONGEST, open_tun
-from bagua_bench.network.wire import Port, wire_bytes
+from bagua_bench.network.tun import Tun
+from bagua_bench.network.wire import Flows, Port, wire_bytes
 
 _AT_ONCE = 32  # packets read before those that are due are delivered
-_DESTINATION = HEADER + 19  # last byte of the IPv4 address: server number + 1
+_DESTINATION = 19  # where in an IPv4 packet the last byte of the address is: server number + 1
 
-Event = tuple[float, int, int, float, bytes]
-"""When; a serial number; the receiving server; when the packet's end reaches the switch (0: it has); the packet."""
+_FLOW = slice(12, 24)  # where in an IPv4 packet without options the addresses and ports are
+
+Event = tuple[float, int, Callable[[float], None]]
+"""When; a serial number; what to do then."""
+
+
+Device = Tun | PacketPort
 
 
 class Relay:
-    """Ports and descriptors by server."""
+    """Ports and devices by server."""
 
-    def __init__(self, ports: list[Port], tuns: list[int]) -> None:
-        self._ports, self._tuns = ports, tuns
+    def __init__(self, ports: list[Port], flows: list[Flows], devices: Sequence[Device]) -> None:
+        self._ports, self._flows, self._devices = ports, flows, devices
+        self._header = devices[0].header
         self._events: list[Event] = []
         self._serial = 0
-        self._servers = {tun: server for server, tun in enumerate(tuns)}
+        self._servers = {device.fileno(): server for server, device in enumerate(devices)}
 
     def counters(self) -> dict[str, int]:
         """Packets dropped by full queues, and lost as asked for."""
-        return {"drops": sum(port.drops for port in self._ports), "lost": sum(port.lost for port in self._ports)}
+        drops = sum(port.drops for port in self._ports) + sum(flows.drops for flows in self._flows)
+        drops += sum(device.drops() for device in self._devices)
+        return {"drops": drops, "lost": sum(port.lost for port in self._ports)}
 
     def run(self) -> None:
         """Pass packets on until standard input ends."""
         control = sys.stdin.fileno()
         while True:
-            readable, _, _ = select([control, *self._tuns], [], [], self._deliver())
+            readable, _, _ = select([control, *self._servers], [], [], self._deliver())
             self._deliver()
             for descriptor in readable:
                 if descriptor != control:
@@ -61,59 +72,67 @@ class Relay:
             wait = self._events[0][0] - time.monotonic()
             if wait > 0:
                 return wait
-            when, _, server, end, packet = heapq.heappop(self._events)
-            if end:
-                self._switch(when, end, server, packet)
-            else:
-                self._write(server, packet)
+            when, _, action = heapq.heappop(self._events)
+            action(when)
         return None
 
     def _read(self, server: int) -> None:
         for _ in range(_AT_ONCE):
             try:
-                packet = os.read(self._tuns[server], LONGEST)
+                packet = self._devices[server].read()
             except BlockingIOError:
                 return
-            receiver = packet[_DESTINATION] - 1
-            if packet[HEADER] >> 4 != 4 or not 0 <= receiver < len(self._ports):
+            receiver = packet[self._header + _DESTINATION] - 1
+            if packet[self._header] >> 4 != 4 or not 0 <= receiver < len(self._ports):
                 continue
-            now = time.monotonic()
-            times = self._ports[server].leave(now, wire_bytes(len(packet) - HEADER))
-            if times is None:
-                continue
-            if times[0] <= now:
-                self._switch(*times, receiver, packet)
-            else:
-                self._push(times[0], receiver, times[1], packet)
+            nbytes, now = wire_bytes(len(packet) - self._header), time.monotonic()
+            flow = packet[self._header :][_FLOW] if self._flows[server].rates else b""
+            begin = self._flows[server].leave(now, flow, nbytes)
+            if begin is not None:
+                self._at(begin, now, partial(self._leave, server, receiver, packet, nbytes))
 
-    def _switch(self, begin: float, end: float, receiver: int, packet: bytes) -> None:
-        when = self._ports[receiver].arrive(begin, end, wire_bytes(len(packet) - HEADER))
+    def _leave(self, server: int, receiver: int, packet: bytes, nbytes: int, now: float) -> None:
+        times = self._ports[server].leave(now, nbytes)
+        if times is not None:
+            self._at(times[0], now, partial(self._switch, times[1], receiver, packet, nbytes))
+
+    def _switch(self, end: float, receiver: int, packet: bytes, nbytes: int, begin: float) -> None:
+        when = self._ports[receiver].arrive(begin, end, nbytes)
         if when is not None:
-            self._push(when, receiver, 0.0, packet)
+            self._push(when, partial(self._write, receiver, packet))
 
-    def _push(self, when: float, server: int, end: float, packet: bytes) -> None:
+    def _at(self, when: float, now: float, action: Callable[[float], None]) -> None:
+        if when <= now:
+            action(when)
+        else:
+            self._push(when, action)
+
+    def _push(self, when: float, action: Callable[[float], None]) -> None:
         self._serial += 1
-        heapq.heappush(self._events, (when, self._serial, server, end, packet))
+        heapq.heappush(self._events, (when, self._serial, action))
 
-    def _write(self, server: int, packet: bytes) -> None:
+    def _write(self, server: int, packet: bytes, _: float) -> None:
         try:
-            os.write(self._tuns[server], packet)
+            self._devices[server].write(packet)
         except BlockingIOError:  # its receive queue is full
             self._ports[server].drops += 1
 
 
 def main() -> None:
-    """Keys of the argument: `seed`, `offload`, `interface`, and `servers`: namespace, queue in bytes, link."""
+    """Keys of the argument: `seed`, `offload`, `flow_rates`, `servers` (see `link`)."""
     shape: dict[str, Any] = json.loads(sys.argv[1])
-    tuns, ports = [], []
+    devices: list[Device] = []
+    ports, flows = [], []
     for number, server in enumerate(shape["servers"]):
         with inside(server["namespace"]):
-            tuns.append(open_tun(shape["interface"], shape["offload"]))
+            name = server["device"]
+            devices.append(Tun(name, shape["offload"]) if server["tun"] else PacketPort(name))
         ports.append(Port(Link(**server["link"]), server["queue"], Random(f"{shape['seed']} {number}")))
+        flows.append(Flows(shape["flow_rates"], server["queue"]))
     with suppress(PermissionError):  # root's only: packets should not wait for the computing ranks
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     print("ready", flush=True)
-    Relay(ports, tuns).run()
+    Relay(ports, flows, devices).run()
 
 
 if __name__ == "__main__":

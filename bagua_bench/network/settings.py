@@ -17,6 +17,9 @@ _UNITS: dict[str, Mapping[str, float]] = {
 }
 
 
+_LEAST_RATE = 8000  # bits/s
+
+
 def to_plain(network: dict[str, Any], cluster: dict[str, Any]) -> None:
     """Turn the texts of the groups `network` and `cluster` into bits/s, seconds, bytes and fractions, in place.
 
@@ -27,6 +30,8 @@ def to_plain(network: dict[str, Any], cluster: dict[str, Any]) -> None:
     for key, example in (("server", "server.1.bandwidth=100mbit"), ("slow_ranks", "slow_ranks.1=1.5")):
         if not isinstance(cluster[key], dict):
             raise ValueError(f"cluster.{key}={cluster[key]}: expected a number after it, as in cluster.{example}")
+    rates = network["flow_rates"]
+    network["flow_rates"] = [units.parse("network.flow_rates", rate, units.BITS_PER_SECOND) for rate in rates]
     cluster["server"] = {str(k): _plain_link(f"cluster.server.{k}", link) for k, link in cluster["server"].items()}
     cluster["slow_ranks"] = {str(rank): factor for rank, factor in cluster["slow_ranks"].items()}
     if network["backend"] == "auto" and not _asked(network, cluster):
@@ -39,7 +44,7 @@ def _asked(network: dict[str, Any], cluster: dict[str, Any]) -> str:
         for key in LINK_KEYS:
             if link.get(key):
                 return f"{path}.{key}={_text(key, link[key])}"
-    return ""
+    return "network.flow_rates" if network["flow_rates"] else ""
 
 
 def problems(cell: dict[str, Any]) -> Iterator[str]:
@@ -51,6 +56,10 @@ def problems(cell: dict[str, Any]) -> Iterator[str]:
         yield f"{asked}: network.backend=none shapes nothing; allowed: auto, netem, link"
     if real and network["backend"] != "none" and not 2 <= cluster["servers"] <= MOST_SERVERS:
         yield f"cluster.servers={cluster['servers']}: an emulated network joins 2 to {MOST_SERVERS} servers"
+    if network["flow_rates"] and network["backend"] == "netem":
+        yield "network.flow_rates: netem does not tell connections apart; allowed: network.backend=auto or link"
+    if min(network["flow_rates"], default=_LEAST_RATE) < _LEAST_RATE:
+        yield f"network.flow_rates={min(network['flow_rates']):.10g}bit: must be at least 8kbit"
     if network["tcp_window"] < 4096:
         yield f"network.tcp_window={network['tcp_window']}B: must be at least 4096B"
     yield from _link_problems("network", network, network)
@@ -64,7 +73,7 @@ def problems(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def _link_problems(path: str, given: dict[str, Any], link: dict[str, Any]) -> Iterator[str]:
-    if given.get("bandwidth") is not None and given["bandwidth"] < 8000:
+    if given.get("bandwidth") is not None and given["bandwidth"] < _LEAST_RATE:
         yield f"{path}.bandwidth={_text('bandwidth', given['bandwidth'])}: must be at least 8kbit; null is unlimited"
     if not 0 <= given.get("loss", 0) <= 0.5:
         yield f"{path}.loss={_text('loss', given['loss'])}: must be at most 50%"

@@ -32,7 +32,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Shape:
-    """A star of links. `connections` is how many TCP connections may share one, `tcp_window` the most each holds."""
+    """A star of links. `connections` is how many TCP connections may share one, `tcp_window` the most each holds.
+
+    `flow_rates` limit single connections, in turns (bits/s).
+    """
 
     links: tuple[Link, ...]
     backend: str
@@ -40,6 +43,7 @@ class Shape:
     tcp_window: int
     connections: int
     seed: int
+    flow_rates: tuple[float, ...] = ()
 
     @property
     def offload(self) -> bool:
@@ -60,9 +64,9 @@ class Shape:
         return min(rates, default=None)
 
     def can_fill(self, a: int, b: int) -> bool:
-        """Whether one TCP connection can fill the link: no loss, and a window (half of the buffer) to cover it."""
+        """Whether a TCP connection can fill the link: no loss or limit of its own, a window (half of the buffer)."""
         lossless = not (self.links[a].loss or self.links[b].loss)
-        return lossless and (self.rate(a, b) or 0.0) * self.rtt(a, b) / 8 <= self.tcp_window / 2
+        return lossless and not self.flow_rates and (self.rate(a, b) or 0.0) * self.rtt(a, b) / 8 <= self.tcp_window / 2
 
 
 def shape_of(cell: dict[str, Any]) -> Shape:
@@ -78,9 +82,10 @@ def shape_of(cell: dict[str, Any]) -> Shape:
         tcp_window=network["tcp_window"],
         connections=ranks * ranks * (cluster["servers"] - 1),
         seed=cell["run"]["seed"],
+        flow_rates=tuple(network["flow_rates"]),
     )
 
 
 def is_shaped(cell: dict[str, Any]) -> bool:
-    """Whether the cell runs on an emulated network."""
-    return bool(cell["network"]["backend"] != "none")
+    """Whether the cell runs on an emulated network; a simulator has its own idea of one."""
+    return bool(cell["network"]["backend"] != "none" and cell["mode"] != "simulate")

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from bagua_bench.interrupts import ENDING
 from bagua_bench.network import namespaces
 from bagua_bench.network.commands import Commands
 from bagua_bench.network.link import LinkEmulator
 from bagua_bench.network.netem import Netem
 from bagua_bench.network.shape import Shape
 from bagua_bench.network.topology import Host, make_hosts
-
-_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Backend(Protocol):
@@ -48,7 +47,7 @@ def up(shape: Shape) -> Iterator[Network]:
 
     Interruptions wait while it is built and taken down.
     """
-    signals = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     backend: Backend | None = None
     try:
         namespaces.clear_stale()
@@ -58,7 +57,7 @@ def up(shape: Shape) -> Iterator[Network]:
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         yield Network(shape, hosts, backend, commands.log())
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         if backend is not None:
             backend.close()
         namespaces.delete_own()

@@ -10,18 +10,17 @@ _SMALL = 20_000  # bytes per step below which single packets and headers are mos
 
 
 def compare(ranks: list[dict[str, Any]], ranks_per_server: int) -> dict[str, Any]:
-    """Bytes per step that every server sent to others: by its interface, and by its communicators.
+    """Bytes per step that every server sent: by its interface, and as its communicators counted.
 
-    The latter is None where the ranks of a server talk to ranks both inside and outside of it: nobody counts those
-    apart.
+    `bound`: the ranks of a server also send to each other, and nobody counts that apart; then the interface sends less.
     """
     servers = [ranks[first : first + ranks_per_server] for first in range(0, len(ranks), ranks_per_server)]
     steps = len(ranks[0]["seconds"])
     counted = [_counted(server) / steps for server in servers]
-    mixed = ranks_per_server > 1 and any(rank["sent"]["flat"] for rank in ranks)
     return {
         "interface": [server[0]["interface"]["bytes"] / steps for server in servers],
-        "counted": None if mixed else counted,
+        "counted": counted,
+        "bound": ranks_per_server > 1 and any(rank["sent"]["flat"] for rank in ranks),
         "retransmits": sum(server[0]["interface"]["retransmits"] for server in servers),
     }
 
@@ -32,6 +31,7 @@ def _counted(server: list[dict[str, Any]]) -> float:
 
 def flags(traffic: dict[str, Any]) -> Iterator[str]:
     """Servers whose interface and communicators do not agree."""
-    for server, (seen, said) in enumerate(zip(traffic["interface"], traffic["counted"] or (), strict=False)):
-        if not _LEAST * said <= seen <= _MOST * said + _SMALL:
+    least = 0.0 if traffic["bound"] else _LEAST
+    for server, (seen, said) in enumerate(zip(traffic["interface"], traffic["counted"], strict=True)):
+        if not least * said <= seen <= _MOST * said + _SMALL:
             yield f"server {server}: its interface sent {seen:.0f} bytes per step, its ranks counted {said:.0f}"

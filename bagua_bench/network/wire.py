@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from bagua_bench.network.shape import HEADERS, MTU, Link
 
 _SEGMENT = MTU - HEADERS
+_MUCH = 64 * 1024
+"""Bytes from which on a connection carries data."""
 OVERHEAD = 0.1e-3
 """Seconds that the emulator itself takes per direction; they are part of the latency that was asked for."""
 
@@ -34,6 +37,31 @@ class Line:
             return None
         self._free = end
         return begin, end
+
+
+class Flows:
+    """Limits of a server's single connections: each that carries much data gets the next rate, in turns.
+
+    Connections for control, which carry little, stay as they are and take no turn.
+    """
+
+    def __init__(self, rates: Sequence[float], limit: int) -> None:
+        self.rates, self.drops, self._limit = rates, 0, limit
+        self._sent: dict[bytes, int] = {}
+        self._lines: dict[bytes, Line] = {}
+
+    def leave(self, now: float, flow: bytes, nbytes: int) -> float | None:
+        """When a packet of a connection handed over at `now` may go to the link; None if it is dropped."""
+        if not self.rates:
+            return now
+        if flow not in self._lines:
+            self._sent[flow] = self._sent.get(flow, 0) + nbytes
+            if self._sent[flow] < _MUCH:
+                return now
+            self._lines[flow] = Line(self.rates[len(self._lines) % len(self.rates)], self._limit)
+        times = self._lines[flow].send(now, nbytes)
+        self.drops += times is None
+        return times and times[0]
 
 
 @dataclass

@@ -37,6 +37,8 @@ ERRORS = [  # arguments, and what the line must contain: key, value, what is all
     (["network.backend=tbf"], ["network.backend=tbf", "auto, netem, link, none"]),
     (["network.congestion=vegas"], ["network.congestion=vegas", "cubic, bbr, reno"]),
     (["network=1gbit", "network.loss=90%"], ["network.loss=90%", "at most 50%"]),
+    (["network.flow_rates=[10mbit,fast]"], ["network.flow_rates=fast", "a number and a unit (bit, kbit"]),
+    (["network.flow_rates=[10mbit]", "network.backend=netem"], ["network.flow_rates", "auto or link"]),
     (["network.jitter=1ms"], ["network.jitter=1ms", "needs network.bandwidth"]),
     (["network=1gbit", "cluster.servers=1"], ["cluster.servers=1", "2 to 200 servers"]),
     (["network=1gbit", "cluster.server.2.bandwidth=1mbit"], ["cluster.server.2", "0 to 1"]),

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bagua_bench.network import star, survey
-from bagua_bench.network.commands import NetworkError, run
+from bagua_bench.network import accuracy, probe, star, survey
+from bagua_bench.network.commands import PATH, NetworkError, run
 from bagua_bench.network.shape import Shape, shape_of
 from tests.catalogue import resolved
 from tests.emulated import hold, needs, traces
@@ -36,15 +36,56 @@ def test_every_pair_gets_the_rate_and_the_round_trip_of_its_links(backend: str) 
     asked = shape(backend, "cluster.servers=3", "network.bandwidth=100mbit", "network.latency=5ms",
                   "cluster.server.2.bandwidth=20mbit", "cluster.server.2.latency=1ms")  # fmt: skip
     with star.up(asked) as network:
-        flags = [surveyed(network) for _ in range(3)]
+        assert best_of_surveys(network) == []
         assert network.backend.drops() == 0
-    assert [] in flags, "a busy machine may disturb one survey, not all"
 
 
-def surveyed(network: star.Network) -> list[str]:
-    found = survey.survey(network)
-    assert {(pair["from"], pair["to"]) for pair in found} == {(0, 1), (1, 2), (2, 0)}
-    return list(survey.flags(network.shape, network.backend.frame, "now", found))
+@needs("link")
+def test_without_tun_devices_the_emulator_takes_packets_from_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = traces()
+    monkeypatch.setattr("bagua_bench.network.link._TUN", "/dev/net/none")
+    asked = shape("link", "cluster.servers=3", "network.bandwidth=100mbit", "network.latency=5ms")
+    with star.up(asked) as network:
+        assert any("type veth" in command for command in network.commands)
+        assert best_of_surveys(network) == []
+        assert network.backend.drops() == 0
+    assert traces() == before
+
+
+def best_of_surveys(network: star.Network) -> list[str]:
+    """Flags of the best of several surveys: a busy machine makes links slower, nothing makes them faster."""
+    best: dict[tuple[int, int], survey.Pair] = {}
+    for _ in range(10):
+        for pair in survey.survey(network):
+            a, b = key = pair["from"], pair["to"]
+            assert pair["rtt"] > 0.95 * network.shape.rtt(a, b), "faster than light"
+            known = best.get(key, pair)
+            rtt, goodput = min(known["rtt"], pair["rtt"]), max(known["goodput"], pair["goodput"])
+            best[key] = {**pair, "rtt": rtt, "goodput": goodput}
+        assert set(best) == {(0, 1), (1, 2), (2, 0)}
+        flags = list(survey.flags(network.shape, network.backend.frame, "now", list(best.values())))
+        if not flags:
+            break
+    return flags
+
+
+@each_backend
+def test_independent_tools_see_the_same_network(backend: str) -> None:
+    with star.up(shape(backend, "network.bandwidth=100mbit", "network.latency=5ms")) as network:
+        a, b = network.hosts
+        rates = {"probe": probe.goodput(a, b, 10e-3), "iperf3": accuracy.iperf3(a, b)}
+        times = {"probe": probe.rtt(a, b), "ping": accuracy.ping(a, b)}
+    for tool, rate in rates.items():
+        assert rate is None or 80e6 < rate < 97e6, tool  # None: not installed
+    for tool, seconds in times.items():
+        assert seconds is None or 9.9e-3 < seconds < 30e-3, tool
+
+
+@needs("link")
+def test_single_connections_are_limited_in_turns() -> None:
+    with star.up(shape("link", "network.bandwidth=100mbit", "network.flow_rates=[20mbit,5mbit]")) as network:
+        rates = [probe.goodput(*network.hosts, 1e-3) for _ in range(4)]
+    assert rates == pytest.approx([rate * 1448 / 1500 for rate in (20e6, 5e6, 20e6, 5e6)], rel=0.15)
 
 
 @each_backend
@@ -134,7 +175,9 @@ def test_the_commands_can_be_replayed_by_hand(backend: str) -> None:
         original = state(network.hosts[1].namespace or "")
     script = "\n".join(["set -e", "mount -t tmpfs tmpfs /run", *commands])
     show = "ip -n bagua-bench-s1 -o address show dev eth0; tc -n bagua-bench-s1 qdisc show dev eth0"
-    replayed = subprocess.run(["unshare", "-nm", "sh", "-c", f"{script}\n{show}"], capture_output=True, text=True)
+    replayed = subprocess.run(
+        ["unshare", "-nm", "sh", "-c", f"{script}\n{show}"], capture_output=True, text=True, env={"PATH": PATH}
+    )
     assert replayed.returncode == 0, replayed.stderr
     assert words(replayed.stdout) == words(original)
 

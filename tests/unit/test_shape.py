@@ -23,6 +23,7 @@ def test_texts_become_plain_values() -> None:
         "loss": 0.005,
         "congestion": "cubic",
         "tcp_window": 2**20,
+        "flow_rates": [],
         "backend": "auto",
     }
 
@@ -31,6 +32,10 @@ def test_a_network_is_shaped_as_soon_as_something_is_asked_of_it() -> None:
     assert not is_shaped(resolved())
     for asked in ("network.latency=1ms", "network=1gbit", "network.backend=link", "cluster.server.1.loss=1%"):
         assert is_shaped(resolved(asked))
+
+
+def test_a_simulated_network_needs_none() -> None:
+    assert not is_shaped(resolved("mode=simulate", "network=1gbit"))
 
 
 def test_single_servers_have_their_own_link() -> None:
@@ -105,11 +110,14 @@ def rank(flat: float, inter: float, on_wire: int) -> dict[str, Any]:
 
 def test_interfaces_and_communicators_are_compared() -> None:
     fits = traffic.compare([rank(2e6, 0, 2_080_000), rank(2e6, 0, 2_000_000)], 1)
-    assert fits == {"interface": [1_040_000, 1_000_000], "counted": [1e6, 1e6], "retransmits": 2}
+    assert fits == {"interface": [1_040_000, 1_000_000], "counted": [1e6, 1e6], "bound": False, "retransmits": 2}
     assert list(traffic.flags(fits)) == []
     for wrong in (1_900_000, 2_400_000):
         found = traffic.compare([rank(2e6, 0, 2_080_000), rank(2e6, 0, wrong)], 1)
         assert len(list(traffic.flags(found))) == 1
     leaders = traffic.compare([rank(0, 2e6, 2_080_000), rank(0, 0, 0), rank(0, 2e6, 2_080_000), rank(0, 0, 0)], 2)
-    assert leaders["counted"] == [1e6, 1e6]
-    assert traffic.compare([rank(1, 0, 1), rank(1, 0, 1)], 2)["counted"] is None
+    assert (leaders["counted"], leaders["bound"]) == ([1e6, 1e6], False)
+    for sent, fits_too in ((1_900_000, True), (5_000_000, False)):
+        everyone = traffic.compare([rank(2e6, 0, sent), rank(2e6, 0, 0)] * 2, 2)
+        assert (everyone["counted"], everyone["bound"]) == ([2e6, 2e6], True)
+        assert (list(traffic.flags(everyone)) == []) == fits_too

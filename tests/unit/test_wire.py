@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from bagua_bench.network.shape import Link
-from bagua_bench.network.wire import OVERHEAD, Line, Port, wire_bytes
+from bagua_bench.network.wire import OVERHEAD, Flows, Line, Port, wire_bytes
 
 MBIT = 1e6
 
@@ -56,6 +56,21 @@ def test_the_receiver_is_shared_by_all_senders() -> None:
             assert times is not None
             arrived.append(receiver.arrive(*times, 1500))
     assert arrived[-1] == pytest.approx(100 * 1500 * 8 / 1e8 + 5e-3 - OVERHEAD)
+
+
+def test_connections_with_much_data_get_the_rates_in_turns() -> None:
+    flows = Flows([100 * MBIT, 20 * MBIT], 10**7)
+    for _ in range(10):
+        assert flows.leave(1.0, b"control", 100) == 1.0
+    last = {}
+    for _ in range(1000):
+        for name in (b"first", b"second", b"third"):
+            last[name] = flows.leave(1.0, name, 1500)
+    sent = 1500 * 1000 - 64 * 1024
+    for name, rate in ((b"first", 100 * MBIT), (b"second", 20 * MBIT), (b"third", 100 * MBIT)):
+        assert last[name] == pytest.approx(1.0 + sent * 8 / rate, rel=0.01)
+    assert flows.leave(1.0, b"control", 100) == 1.0
+    assert Flows([], 10**6).leave(1.0, b"", 1500) == 1.0
 
 
 def test_loss_is_the_fraction_asked_for_and_the_same_every_time() -> None:

@@ -1,0 +1,19 @@
+"""Interruptions that wait."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Have SIGINT and SIGTERM wait until the context ends. Processes started inside begin with them blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,18 @@
+"""A short version of `python -m tests.kills`."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from tests.emulated import needs, traces
+from tests.kills import kill_one, problems, resume
+
+
+@needs("auto")
+def test_whatever_is_killed_nothing_remains_and_the_campaign_resumes(tmp_path: Path) -> None:
+    before, rng = traces(), random.Random()
+    for _ in range(2):
+        what = kill_one(tmp_path, rng)
+        assert problems(tmp_path, before) == [], what
+    assert resume(tmp_path) == []
