@@ -1,4 +1,4 @@
-"""`python -m algorithms.codecs.benchmark_gpu [MiB ...]`: codec speed on the GPU, as a share of a copy inside it.
+"""`python -m algorithms.codecs.benchmark_gpu [--json FILE] [MiB ...]`: codec speed, as a share of a copy on the GPU.
 
 Not yet run on a GPU. Seconds are those of the GPU between two CUDA events, over a captured graph of several calls, so
 that launching from Python does not count; `launched` is one call after the other without a graph.
@@ -6,9 +6,13 @@ that launching from Python does not count; `launched` is one call after the othe
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,7 +24,7 @@ _ROUNDS, _CALLS = 9, 10
 Job = tuple[str, int, Callable[[], object]]
 
 
-def measure(mebibytes: int) -> list[dict[str, float | str]]:
+def measure(mebibytes: int) -> list[dict[str, Any]]:
     """Every operation on `mebibytes` MiB of float32, taken in turn; medians over rounds.
 
     `of_copy`: bytes that the operation has to move per second, over those of a copy (which reads and writes all).
@@ -90,19 +94,45 @@ def _timed(calls: Callable[[], object]) -> float:
     return float(begin.elapsed_time(end)) / 1e3 / _CALLS
 
 
+def differences(elements: int) -> list[str]:
+    """What of random data the GPU codes unlike the CPU; nothing, if all is well."""
+    found = []
+    for name, codec in (("minmax_uint8", MinMaxUInt8()), ("one_bit", OneBit())):
+        x = torch.randn(3, elements, generator=torch.Generator().manual_seed(2))
+        wire = codec.encode(x, torch.zeros_like(codec.room(x)))
+        other = codec.encode(x.cuda(), torch.zeros_like(wire, device="cuda"))
+        out, there = torch.empty_like(x), torch.empty_like(x, device="cuda")
+        codec.decode(wire, out)
+        codec.decode(wire.cuda(), there)
+        total, sums = torch.empty_like(x[0]), torch.empty_like(there[0])
+        codec.reduce(wire, total, Op.AVG)
+        codec.reduce(wire.cuda(), sums, Op.AVG)
+        pairs = {"encode": (wire, other), "decode": (out, there), "reduce": (total, sums)}
+        found += [f"{name} {what}" for what, (a, b) in pairs.items() if not torch.equal(a, b.cpu())]
+    return found
+
+
 def main() -> None:
-    """Print bytes moved per second and the share of a copy's."""
+    """Check, measure, print bytes moved per second and the share of a copy's."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("mebibytes", type=int, nargs="*", default=[64, 128, 256])
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device: nothing measured")
         return
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    for mebibytes in [int(text) for text in sys.argv[1:]] or [64, 128, 256]:
-        for row in measure(mebibytes):
-            print(
-                f"{mebibytes:4} MiB  {row['operation']:24}  {float(row['bytes_per_second']) / 1e9:8.1f} GB/s"
-                f"  {float(row['of_copy']):6.1%} of copy  {float(row['seconds']) * 1e6:8.1f} us"
-                f"  {float(row['launched']) * 1e6:8.1f} us launched"
-            )
+    for elements in (1, 4097, 3_000_000):
+        if differing := differences(elements):
+            sys.exit(f"{elements} elements: the GPU's result is not the CPU's: {', '.join(differing)}")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: equal to the CPU bit for bit")
+    rows = [row for mebibytes in options.mebibytes for row in measure(mebibytes)]
+    for row in rows:
+        print(
+            f"{row['mebibytes']:4.0f} MiB  {row['operation']:24}  {row['bytes_per_second'] / 1e9:8.1f} GB/s"
+            f"  {row['of_copy']:6.1%} of copy  {row['seconds'] * 1e6:8.1f} us  {row['launched'] * 1e6:8.1f} us launched"
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows))
 
 
 if __name__ == "__main__":
