@@ -30,9 +30,7 @@ _SHORT = {"QAdam": {"warmup_steps": 4, "lr": 0.01}, "AsyncModelAverage": {"inter
 
 def algorithms() -> Iterator[tuple[str, Callable[[], Algorithm]]]:
     """Every algorithm there is, with its defaults but for what makes a short run show something."""
-    import algorithms as package
-
-    for module in iter_modules(package.__path__):
+    for module in iter_modules(import_module("algorithms").__path__):
         for name, found in vars(import_module(f"algorithms.{module.name}")).items():
             if inspect.isclass(found) and issubclass(found, Algorithm) and not inspect.isabstract(found):
                 yield name, lambda found=found, name=name: found(**_SHORT.get(name, {}))  # type: ignore[misc]
