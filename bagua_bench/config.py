@@ -62,6 +62,13 @@ class Device(Enum):
     cuda = "cuda"
 
 
+class Precision(Enum):
+    """Of forward and loss: bf16 is torch's autocast; weights, gradients and messages stay float32."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
 @dataclass
 class Run:
     """How a cell is run. Times and sizes are texts with units."""
@@ -71,6 +78,7 @@ class Run:
     warmup: int = 3  # at least so many before both, undone afterwards
     seed: int = 0
     device: Device = Device.auto
+    precision: Precision = Precision.fp32
     overlap: bool = True
     bucket_size: str = "10MiB"
     find_unused_parameters: bool = False

@@ -87,6 +87,10 @@ def _device(cell: dict[str, Any]) -> Iterator[str]:
     device, backend = cell["run"]["device"], cell["transport"]["backend"]
     if backend == "nccl" and device != "cuda" and cell["mode"] == "measure":
         yield f"transport={cell['transport']['name']}: NCCL moves CUDA tensors only, but run.device={device}; use gloo"
+    if backend == "gloo" and device == "cuda" and cell["mode"] == "measure":
+        yield f"transport={cell['transport']['name']}: moves CPU tensors only, but run.device=cuda; use nccl"
+    if cell["run"].get("precision", "fp32") != "fp32" and cell["mode"] != "measure":
+        yield f"run.precision={cell['run']['precision']}: mode={cell['mode']} computes nothing; allowed: fp32"
 
 
 def _transport(cell: dict[str, Any]) -> Iterator[str]:
