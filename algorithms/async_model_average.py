@@ -19,7 +19,7 @@ class AsyncModelAverage(Algorithm):
     """
 
     one_bucket = True
-    consensus = 0.5
+    consensus = 1.0  # a short run may end before its first round
 
     def __init__(self, interval_ms: float = 500.0, warmup_steps: int = 0) -> None:
         if interval_ms <= 0:

@@ -123,7 +123,7 @@ class Algorithm(ABC):
     one_bucket: ClassVar[bool] = False
     """Whether all parameters (of one dtype) belong in a single bucket, whatever the bucket size."""
     consensus: ClassVar[float] = 0.0
-    """Largest allowed distance of a replica from the mean, relative to its norm; 0: replicas are bit-equal."""
+    """Largest allowed distance of a replica from the mean of all, relative to a replica's mean norm; 0: bit-equal."""
     pause: float = 0.0
     """Seconds between two rounds of an algorithm that runs FREE."""
 

@@ -25,7 +25,7 @@ class Decentralized(Algorithm):
     when = When.FORWARD
     gradients = False
     one_bucket = True
-    consensus = 0.5
+    consensus = 0.75
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ class LowPrecisionDecentralized(Algorithm):
 
     when = When.STEP
     gradients = False
-    consensus = 0.5
+    consensus = 0.75
 
     def __init__(
         self,

@@ -82,9 +82,15 @@ class Run:
 
 @dataclass
 class Transport:
-    """What moves the bytes: a backend of torch.distributed."""
+    """What moves the bytes: a backend of torch.distributed.
+
+    `plugin` is NCCL's network plugin (bagua_net, or null for NCCL's own sockets), `streams` the TCP connections that
+    bagua_net uses between two ranks.
+    """
 
     backend: str = "gloo"
+    plugin: Optional[str] = None  # noqa: UP045  OmegaConf reads it
+    streams: Optional[int] = None  # noqa: UP045
 
 
 def _open_mapping() -> Any:

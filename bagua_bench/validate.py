@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bagua_bench import libraries
 from bagua_bench.cell import world_size
 from bagua_bench.config import ConfigError
 from bagua_bench.network import settings
 from bagua_bench.signature import SUITE_KEYS, arguments
 
+_MAX_STREAMS = 64  # kMaxStreams of the transport
 DIGITS_TRAIN = 1437
 """Training samples of the bundled digits (`tasks.images`)."""
 
@@ -32,7 +34,7 @@ _LEAST = {
 
 def validate(cell: dict[str, Any]) -> None:
     """Raise ConfigError, one line that names key, value and what is allowed, for the first thing that is wrong."""
-    for rule in (_constructors, _ranges, _algorithm, _device, settings.problems, _data, _peers):
+    for rule in (_constructors, _ranges, _algorithm, _device, _transport, settings.problems, _data, _peers):
         for message in rule(cell):
             raise ConfigError(message)
 
@@ -83,8 +85,25 @@ def _algorithm(cell: dict[str, Any]) -> Iterator[str]:
 
 def _device(cell: dict[str, Any]) -> Iterator[str]:
     device, backend = cell["run"]["device"], cell["transport"]["backend"]
-    if backend == "nccl" and device != "cuda":
+    if backend == "nccl" and device != "cuda" and cell["mode"] == "measure":
         yield f"transport={cell['transport']['name']}: NCCL moves CUDA tensors only, but run.device={device}; use gloo"
+
+
+def _transport(cell: dict[str, Any]) -> Iterator[str]:
+    transport, device = cell["transport"], cell["run"]["device"]
+    name, streams, plugin = transport["name"], transport["streams"], transport["plugin"]
+    used = transport["backend"] == "bagua_net" or plugin is not None
+    if plugin not in (None, "bagua_net") or (plugin and transport["backend"] != "nccl"):
+        yield f"transport.plugin={plugin}: allowed: bagua_net or null, with transport.backend=nccl"
+    if used != (streams is not None) or not 1 <= (streams or 1) <= _MAX_STREAMS:
+        yield f"transport.streams={_text(streams)}: allowed: 1 to {_MAX_STREAMS} with bagua_net, null without"
+    if transport["backend"] == "bagua_net" and device != "cpu":
+        yield f"transport={name}: moves CPU tensors only, but run.device={device}; use nccl_bagua_net"
+    if used:
+        try:
+            libraries.plugin()
+        except RuntimeError as error:
+            yield f"transport={name}: {error}"
 
 
 def _data(cell: dict[str, Any]) -> Iterator[str]:

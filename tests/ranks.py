@@ -10,12 +10,14 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+import bagua_bench.transport  # noqa: F401  registers the backend
 from bagua_bench.comm.threads import ThreadComm
 from bagua_bench.comm.torch_groups import TorchComm
 
@@ -36,7 +38,7 @@ def run(kind: str, size: int, body: Body, *args: Any, per_server: int = 1, timeo
 
 def outcomes(kind: str, size: int, body: Body, *args: Any, per_server: int = 1, timeout: float = 30.0) -> list[Any]:
     """Like `run`, but an exception is returned in its rank's place."""
-    start = {"threads": _threads, "gloo": _processes}[kind]
+    start = {"threads": _threads, "gloo": _processes, "bagua_net": partial(_processes, backend="bagua_net")}[kind]
     return start(size, body, args, per_server, timeout)
 
 
@@ -60,14 +62,16 @@ def _threads(size: int, body: Body, args: tuple[Any, ...], per_server: int, time
     return results
 
 
-def _processes(size: int, body: Body, args: tuple[Any, ...], per_server: int, timeout: float) -> list[Any]:
+def _processes(
+    size: int, body: Body, args: tuple[Any, ...], per_server: int, timeout: float, backend: str = "gloo"
+) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.ranks", "tasks.vgg16", "tasks.quadratic"])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
         processes = [
             context.Process(
-                target=_process, args=(rank, size, folder, send, body, args, per_server, timeout), daemon=True
+                target=_process, args=(rank, size, folder, send, body, args, per_server, timeout, backend), daemon=True
             )
             for rank, (_, send) in enumerate(pipes)
         ]
@@ -88,14 +92,14 @@ def _processes(size: int, body: Body, args: tuple[Any, ...], per_server: int, ti
 
 
 def _process(
-    rank: int, size: int, folder: str, send: Any, body: Body, args: Any, per_server: int, limit: float
+    rank: int, size: int, folder: str, send: Any, body: Body, args: Any, per_server: int, limit: float, backend: str
 ) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["BAGUA_NET_INTERFACES"] = "lo"
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     try:
-        result = body(TorchComm.create("gloo", limit, per_server), *args)
+        result = body(TorchComm.create(backend, limit, per_server), *args)
     except BaseException as error:
         error.add_note(traceback.format_exc()) if hasattr(error, "add_note") else None
         result = error

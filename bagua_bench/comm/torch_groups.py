@@ -67,6 +67,12 @@ class TorchComm(CountedComm):
             raise RuntimeError("torch.distributed is not initialised: call torch.distributed.init_process_group first")
         return cls.create(dist.get_backend(), timeout, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
+    def streams(self) -> dict[str, list[dict[str, float]]] | None:
+        """What the transport counted per stream to each rank so far; None if it does not count."""
+        if not hasattr(self.group, "report"):
+            return None
+        return {str(peer): self.group.report(peer) for peer in range(self.size) if peer != self.rank}
+
     def barrier(self) -> None:
         with _errors("barrier"):
             dist.barrier(self.group)

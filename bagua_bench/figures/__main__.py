@@ -48,16 +48,20 @@ def main() -> int:
 
     name = OmegaConf.load(CONF / "campaign" / f"{arguments.campaign}.yaml").figure
     figure_module = import_module(f"bagua_bench.figures.{name}")
-    data = figure_module.table(found)
-    figure, axes = plt.subplots(figsize=(5, 3.6), layout="constrained")
-    figure_module.draw(data, axes)
     target = arguments.results / "figures" / arguments.campaign
     target.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in (".pdf", ".png"):
-        figure.savefig(target.with_suffix(suffix), dpi=150)
-    data.to_csv(target.with_suffix(".csv"), index=False)
-    print(data.to_string(index=False, float_format="%.4g"))
-    print(f"figure: {target}.pdf, .png, .csv")
+    data = figure_module.table(found)
+    parts = figure_module.parts(data) if hasattr(figure_module, "parts") else {"": data}
+    for part, rows in parts.items():
+        figure, axes = plt.subplots(figsize=(5, 3.6), layout="constrained")
+        figure_module.draw(rows, axes)
+        path = target.with_name(f"{target.name}-{part}" if part else target.name)
+        for suffix in (".pdf", ".png"):
+            figure.savefig(path.with_suffix(suffix), dpi=150)
+        plt.close(figure)
+        rows.to_csv(path.with_suffix(".csv"), index=False)
+        print(rows.to_string(index=False, float_format="%.4g"))
+        print(f"figure: {path}.pdf, .png, .csv")
     return 0
 
 

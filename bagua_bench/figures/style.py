@@ -13,6 +13,10 @@ COLOURS = {
     "decentralized": "#2ca02c",
     "low_precision_decentralized": "#98df8a",
     "async": "#9467bd",
+    "horovod": "#8c564b",
+    "byteps": "#e377c2",
+    "pytorch_ddp": "#7f7f7f",
+    "qadam_1bit": "#ff7f0e",
 }
 _ALPHA = {"measured": 1.0, "emulated": 0.75}
 
@@ -26,6 +30,12 @@ def line(algo: str, sources: Iterable[str]) -> dict[str, Any]:
     """Keyword arguments of a line of an algorithm's numbers, all from one source."""
     [source] = set(sources)
     return {"color": colour(algo), "marker": "o", "capsize": 3, "linewidth": 1.2, "alpha": _ALPHA[source]}
+
+
+def simulated(algo: str) -> dict[str, Any]:
+    """Keyword arguments of a line of an algorithm's simulated numbers."""
+    hollow = {"marker": "o", "markerfacecolor": "none", "markersize": 5}
+    return {"color": colour(algo), "linestyle": "--", "linewidth": 1.0, **hollow}
 
 
 def colour(algo: str) -> str:

@@ -85,6 +85,11 @@ class Clock:
             self._durations[op] = seconds(op, self._cluster)
         return self._durations[op]
 
+    def carried_over(self, exposed: float, k: int) -> float:
+        """Seconds of the communication that follows the optimizer step which the next step hides, on class k."""
+        hideable = (self._compute.forward + self._compute.backward) * self._factors[k]
+        return min(self._cluster.physics.carry_over * exposed, hideable)
+
     def negotiation(self) -> float:
         """Seconds in which Horovod's workers agree on what is ready: two small all-reduces, one per bit of n."""
         servers = self._cluster.layout.servers
@@ -101,6 +106,7 @@ class _Run:
         self._marks: list[list[tuple[str, float]]] = [[] for _ in clock.classes]
         self._pending: list[tuple[float, int]] = []
         self._tick = 0.0
+        self._updated = False
 
     def take(self, step: Step) -> list[dict[str, float]]:
         for item in step:
@@ -109,6 +115,7 @@ class _Run:
 
     def _item(self, item: Item) -> None:
         if isinstance(item, Work):
+            self._updated |= item.phase == "optimizer"
             for k in self._clock.classes:
                 self._compute(k, self._clock.work(item, k))
         elif isinstance(item, Submit):
@@ -119,7 +126,9 @@ class _Run:
         elif isinstance(item, Wait):
             if self._pending:
                 self._fuse(None)
-            self._now = [max(now, lane) for now, lane in zip(self._now, self._lane, strict=True)]
+            for k in self._clock.classes:
+                exposed = max(0.0, self._lane[k] - self._now[k])
+                self._now[k] += exposed - (self._clock.carried_over(exposed, k) if self._updated else 0.0)
         elif isinstance(item, Traffic):
             for k in self._clock.classes:
                 self._now[k] += self._clock.duration(item, k)
@@ -148,11 +157,17 @@ class _Run:
         self._lane = lane
 
     def _fuse(self, until: float | None) -> None:
-        """Horovod: at every tick up to `until` (None: until all is sent) send what is ready, fused."""
+        """Horovod: at every tick up to `until` (None: until all is sent) send what is ready, fused.
+
+        There is one fusion buffer: the next tick comes when the lane has sent what was in it.
+        """
         assert self._fusion is not None
         period = max(self._fusion.cycle, self._clock.negotiation())
-        while self._pending and (until is None or self._tick + period <= until):
-            self._tick += period
+        while self._pending:
+            tick = max(self._tick + period, *self._lane)
+            if until is not None and tick > until:
+                return
+            self._tick = tick
             ready = [nbytes for at, nbytes in self._pending if at <= self._tick]
             self._pending = self._pending[len(ready) :]
             message = 0

@@ -15,9 +15,10 @@ from bagua_bench.simulate.program import Collective
 def seconds(call: Collective, cluster: Cluster) -> float:
     """Time of a call, from the moment all its ranks are there."""
     servers, per_server = cluster.layout.servers, cluster.layout.per_server
+    host = cluster.physics.call if call.kind != "push_pull" else 0.0
     if call.level == "intra" or (call.level == "flat" and servers == 1):
-        return inside(call, per_server, cluster)
-    return BETWEEN[call.kind](call, per_server if call.level == "flat" else 1, cluster)
+        return host + inside(call, per_server, cluster) if per_server > 1 else 0.0
+    return host + BETWEEN[call.kind](call, per_server if call.level == "flat" else 1, cluster)
 
 
 def inside(call: Collective, g: int, cluster: Cluster) -> float:
@@ -46,7 +47,9 @@ def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
     rounds = max(1.0, cluster.physics.gather_hop * (n - 1))
     hops = rounds * cluster.latency + (n * g - n) * cluster.physics.inside_hop
     nbytes = (n * g - 1) * call.nbytes
-    return hops + (direct_transfer(nbytes, n - 1, cluster) if g == 1 else ring_transfer(nbytes, cluster))
+    if g > 1:
+        return hops + ring_transfer(nbytes, cluster)
+    return hops + direct_transfer(nbytes, n - 1, cluster)
 
 
 def all_to_all(call: Collective, g: int, cluster: Cluster) -> float:
@@ -87,7 +90,8 @@ def ring_transfer(nbytes: float, cluster: Cluster) -> float:
     """Seconds for nbytes through an interface whose ring has `channels` connections to the next server."""
     physics = cluster.physics
     channels = max(1.0, physics.channels)
-    software = channels * cluster.connection * math.pow(cluster.layout.servers, -physics.fade)
+    software = physics.ring * math.pow(cluster.layout.servers, -physics.fade)
+    software = min(software, channels * cluster.lossy)
     rate = min(cluster.line * physics.efficiency_ring, software)
     return nbytes / rate + cluster.stall(nbytes / channels, rate / channels)
 

@@ -15,7 +15,8 @@ def check_replicas(model: nn.Module, consensus: float) -> dict[str, Any]:
     """Compare the replicas of all ranks; collective over the default group.
 
     `finite`: no NaN or Inf in the weights. `replicas`: "equal" (bit for bit), or with consensus > 0 the largest
-    distance of a replica from the mean, relative to the mean's norm. `passed`, and `reason` where it did not.
+    distance of a replica from the mean of all, relative to the mean of the replicas' norms. `passed`, and `reason`
+    where it did not.
     """
     params = [p.detach() for p in model.parameters()]
     finite = _all(all(bool(torch.isfinite(p.sum(dtype=torch.float64))) for p in params))
@@ -51,13 +52,14 @@ def _equal_digests(own: bytes) -> bool:
 
 
 def _consensus_distance(params: list[Tensor]) -> float:
-    away, norm = 0.0, 0.0
+    away, own = 0.0, 0.0
     for p in params:
         mean = p.double().cpu()
         dist.all_reduce(mean)
         mean /= dist.get_world_size()
         away += float((p.double().cpu() - mean).square().sum())
-        norm += float(mean.square().sum())
-    worst = torch.tensor([away], dtype=torch.float64)
+        own += float(p.double().square().sum())
+    worst, norms = torch.tensor([math.sqrt(away), math.sqrt(own)], dtype=torch.float64).split(1)
     dist.all_reduce(worst, dist.ReduceOp.MAX)
-    return math.sqrt(float(worst) / norm) if norm else 0.0
+    dist.all_reduce(norms)
+    return float(worst * dist.get_world_size() / norms) if norms else 0.0

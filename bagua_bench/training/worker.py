@@ -28,6 +28,7 @@ from bagua_bench.training.loop import Loop
 from bagua_bench.training.progress import Progress
 from bagua_bench.training.snapshot import Snapshot
 from bagua_bench.training.trainer import Trainer
+from bagua_bench.transport import environment as transport
 from tasks.base import Task
 
 
@@ -39,6 +40,7 @@ def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
         device = torch.device("cuda", int(torch.cuda.current_device()))
     dist.init_process_group("gloo", timeout=timedelta(seconds=run["timeout"]))
     try:
+        transport.apply(config["transport"])
         comm = TorchComm.create(config["transport"]["backend"], run["timeout"], config["cluster"]["ranks_per_server"])
         emulation = Emulation(config, dist.get_rank()) if config["mode"] == "emulate" else None
         task: Task = build(config["task"]) if emulation is None else emulation.task
@@ -48,7 +50,7 @@ def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
             memory.trim()  # the parameters have moved into buckets
             if emulation is not None:
                 emulation.attach(trainer)
-            result = _measure(config, task, trainer, device, progress)
+            result = _measure(config, task, trainer, comm, device, progress)
             if result is not None and emulation is not None:
                 result["emulation"] = emulation.description()
             return result
@@ -57,7 +59,12 @@ def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
 
 
 def _measure(
-    config: dict[str, Any], task: Task, trainer: Trainer, device: torch.device, progress: Progress
+    config: dict[str, Any],
+    task: Task,
+    trainer: Trainer,
+    comm: TorchComm,
+    device: torch.device,
+    progress: Progress,
 ) -> dict[str, Any] | None:
     run, rank, size, learns = config["run"], dist.get_rank(), dist.get_world_size(), config["mode"] == "measure"
     samples = task.batch * run["accumulate"] * size
@@ -79,6 +86,7 @@ def _measure(
         "losses": early_losses + losses,
         "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
         "peak_memory": memory.peak(device),
+        "streams": comm.streams(),
     }
     with trainer.paused():
         progress.say("checking")

@@ -12,8 +12,13 @@ from bagua_bench.signature import SUITE_KEYS, arguments
 from bagua_bench.validate import validate
 from tests.catalogue import composed, every_option, options, resolved, runnable
 
-NEEDS = {("transport", "nccl"): ["run.device=cuda"], ("compute", "v100"): ["mode=emulate"]}
-NEEDS[("cluster", "bagua_paper")] = ["mode=simulate"]  # more servers than are emulated
+NEEDS = {
+    ("transport", "nccl"): ["run.device=cuda"],
+    ("transport", "nccl_bagua_net"): ["run.device=cuda"],
+    ("compute", "v100"): ["mode=emulate"],
+    ("cluster", "bagua_paper"): ["mode=simulate"],  # more servers than are emulated
+    ("cluster", "bagua_paper_e2e"): ["mode=simulate"],
+}
 NEEDS |= {("algo", name): ["mode=simulate"] for name in set(options("algo")) - set(runnable())}
 
 

@@ -20,6 +20,7 @@ IDEAL = Physics(
     efficiency_ring=1.0,
     efficiency_direct=1.0,
     efficiency_servers=1.0,
+    ring=1e15,
     connection=1e15,
     process=1e15,
     servers=1e15,

@@ -106,7 +106,15 @@ def test_bytes_are_those_of_the_real_run(name: str, per_server: int) -> None:
 
 @pytest.mark.parametrize("algo", SYNCHRONOUS)
 def test_without_a_network_to_wait_for_only_computing_is_left(algo: str) -> None:
-    infinite = {"line": 1e30, "connection": 1e30, "process": 1e30, "servers": 1e30, "inside": 1e30, "window": 1e30}
+    infinite = {
+        "line": 1e30,
+        "ring": 1e30,
+        "connection": 1e30,
+        "process": 1e30,
+        "servers": 1e30,
+        "inside": 1e30,
+        "window": 1e30,
+    }
     zero = {"latency": 0.0, "inside_latency": 0.0, "inside_hop": 0.0}
     chosen = cell("task=vgg16", f"algo={algo}", "compute.memory_bandwidth=1e30GB")
     chosen["cluster"]["physics"] = {**infinite, **zero}

@@ -1,0 +1,143 @@
+"""The published benchmark page beside the simulator: every figure, and a table of errors next to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from bagua_bench.figures import style
+from bagua_bench.provenance import HOME
+from bagua_bench.records import Record
+from bagua_bench.simulate import published
+
+FOLDER = HOME / "results" / "paper"
+"""Published numbers."""
+
+
+def table(records: Sequence[Record]) -> pd.DataFrame:
+    """One row per published number, and per simulated cell that none was published for.
+
+    `published` and `predicted` are epoch seconds or samples per second, as in the figure; `error` is predicted /
+    published - 1 of the time of a step. ValueError for records that are not simulated.
+    """
+    cells = {_key(record["config"]): record for record in records}
+    if any(record["source"] != "simulated" for record in records):
+        raise ValueError("the figures of the paper are drawn from simulated records; others have their own")
+    rows, used = [], set()
+    for point in published.points(FOLDER):
+        key = ("bagua_paper", *_wanted(point.overrides))
+        if key in cells:
+            used.add(key)
+            rows.append(_row(point, cells[key]))
+    for label, overrides, seconds in published.end_to_end(FOLDER):
+        key = ("bagua_paper_e2e", *_wanted(overrides))
+        if key in cells:
+            used.add(key)
+            predicted = float(np.mean(cells[key]["result"]["step_seconds"]))
+            rows.append(_plain("e2e_vgg16", label, 128, 100.0, 0.0, "step_seconds", seconds, predicted, seconds))
+    for key, record in cells.items():
+        if key[0] == "bagua_paper_e2e":
+            rows.append(_scaling(record))
+    return pd.DataFrame(rows)
+
+
+def parts(data: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The rows of every figure of the page."""
+    return {str(name): rows.reset_index(drop=True) for name, rows in data.groupby("figure", sort=False)}
+
+
+def draw(data: pd.DataFrame, axes: Axes) -> None:
+    """One figure: bars where the published one has bars, else lines; published grey, simulated hollow and dashed."""
+    figure = data["figure"].iloc[0]
+    across = {"bert_large_bandwidth": "gbit_per_s", "bert_large_latency": "added_ms", "scalability_vgg16": "gpus"}
+    if figure in across:
+        _lines(data, across[figure], axes)
+    else:
+        _bars(data, axes)
+    known = data["error"].dropna().abs()
+    title = f"{figure}: published grey, simulated hollow"
+    axes.set_title(f"{title}; MAPE {100 * known.mean():.1f} %" if len(known) else f"{figure}: simulated", fontsize=8)
+
+
+def _lines(data: pd.DataFrame, across: str, axes: Axes) -> None:
+    for label, rows in data.groupby("label", sort=False):
+        rows = rows.sort_values(across)
+        if rows["published"].notna().any():
+            axes.plot(rows[across], rows["published"], "o", color="grey", markersize=3, zorder=1)
+        axes.plot(rows[across], rows["predicted"], label=label, **style.simulated(str(label)))
+    if across != "added_ms":
+        axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel({"gbit_per_s": "Gbit/s", "added_ms": "added latency, ms", "gpus": "GPUs"}[across])
+    axes.set_ylabel(data["metric"].iloc[0].replace("_", " "))
+    axes.legend(fontsize=6)
+
+
+def _bars(data: pd.DataFrame, axes: Axes) -> None:
+    places = np.arange(len(data))
+    axes.bar(places - 0.2, data["published"], 0.4, color="lightgrey", edgecolor="grey")
+    for place, row in zip(places, data.to_dict("records"), strict=True):
+        mark = style.colour(str(row["label"]))
+        axes.bar(place + 0.2, row["predicted"], 0.4, facecolor="none", edgecolor=mark, linestyle="--")
+    names = [f"{row['label']} {row['gbit_per_s']:g}" for row in data.to_dict("records")]
+    axes.set_xticks(places, names, rotation=60, fontsize=6, ha="right")
+    axes.set_ylabel(data["metric"].iloc[0].replace("_", " "))
+
+
+def _key(config: dict[str, Any]) -> tuple[object, ...]:
+    network, cluster = config["network"], config["cluster"]
+    place = (cluster["servers"], cluster["ranks_per_server"])
+    link = (network["bandwidth"] / 1e9, round(network["latency"] * 1e3, 6))
+    return (cluster["name"], config["task"]["name"], config["algo"]["name"], config["transport"]["name"], *place, *link)
+
+
+def _wanted(overrides: Sequence[str]) -> tuple[object, ...]:
+    given = dict(text.split("=", 1) for text in overrides)
+    rate = float(given["network.bandwidth"].removesuffix("gbit"))
+    latency = float(given.get("network.latency", "0ms").removesuffix("ms"))
+    return (given["task"], given["algo"], given["transport"], int(given["cluster.servers"]), 8, rate, latency)
+
+
+def _row(point: published.Point, record: Record) -> dict[str, Any]:
+    result, batch = record["result"], record["config"]["task"]["batch"]
+    step, known = float(np.mean(result["step_seconds"])), point.step_seconds(batch)
+    predicted = point.value * (step / known if point.metric == "epoch_seconds" else known / step)
+    place = (point.gpus, point.bandwidth, point.latency)
+    row = _plain(point.figure, point.label, *place, point.metric, point.value, predicted, known, step)
+    return {**row, "reading_error": point.error, "fitted": point.fitted}
+
+
+def _scaling(record: Record) -> dict[str, Any]:
+    rate = record["result"]["throughput"]
+    label = record["config"]["algo"]["name"]
+    return _plain("scalability_vgg16", label, record["ranks"], 100.0, 0.0, "samples_per_second", None, rate, None)
+
+
+def _plain(
+    figure: str,
+    label: str,
+    gpus: int,
+    rate: float,
+    latency: float,
+    metric: str,
+    known: float | None,
+    predicted: float,
+    known_step: float | None,
+    step: float | None = None,
+) -> dict[str, Any]:
+    error = None if known_step is None else (predicted if step is None else step) / known_step - 1
+    return {
+        "figure": figure,
+        "label": label,
+        "gpus": gpus,
+        "gbit_per_s": rate,
+        "added_ms": latency,
+        "metric": metric,
+        "published": known,
+        "predicted": predicted,
+        "error": error,
+    }

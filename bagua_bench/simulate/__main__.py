@@ -1,0 +1,45 @@
+"""`python -m bagua_bench.simulate calibrate|validate`: fit a cluster's physical parameters; see what they are worth.
+
+calibrate: fit and write conf/cluster/NAME.yaml, from the published points (--cluster bagua_paper or bagua_paper_e2e)
+or with --records from this suite's own measured or emulated runs. validate: errors per figure and algorithm, rankings,
+and errors of points that were left out of the fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from bagua_bench.simulate import calibration
+from bagua_bench.simulate.report import parameter_table
+
+
+def main() -> int:
+    """Exit code 0; 2 for wrong arguments."""
+    parser = argparse.ArgumentParser(prog="python -m bagua_bench.simulate", description=__doc__)
+    parser.add_argument("what", choices=["calibrate", "validate"])
+    parser.add_argument("--cluster", default="bagua_paper", help="name of the file in conf/cluster")
+    parser.add_argument("--records", type=Path, nargs="+", help="records of measured or emulated runs")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="where paper/*.csv lies")
+    given = parser.parse_args()
+    try:
+        source = calibration.open_source(given.cluster, given.results / "paper", given.records)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    with pd.option_context("display.width", 200, "display.float_format", "{:.4g}".format, "display.max_rows", 200):
+        if given.what == "calibrate":
+            found = source.calibrate()
+            print(parameter_table(found).to_string(index=False))
+            print(f"cluster: {source.write(found)}")
+        else:
+            for title, table in source.validate():
+                print(f"\n{title}\n{table if isinstance(table, str) else table.to_string()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Fits physical parameters to measured or published step times: bounded least squares on the logarithm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+from scipy.stats import t as student
+
+from bagua_bench.emulate.compute import Compute, compute_of
+from bagua_bench.emulate.layers import layers_of
+from bagua_bench.simulate.cluster import Cluster, Physics, cluster_of
+from bagua_bench.simulate.parameters import Parameter, physics
+from bagua_bench.simulate.program import Program
+from bagua_bench.simulate.run import step_seconds
+
+_ROBUST = 0.1  # relative errors beyond it count linearly, so that no single point rules the fit
+_FLOOR = 0.02  # no point is known better than this
+
+IDEAL: dict[str, float] = {
+    **dict.fromkeys(("shaped", "ring", "connection", "process", "inside", "servers", "servers_window", "window"), 1e30),
+    **dict.fromkeys(("efficiency_ring", "efficiency_direct", "efficiency_servers", "hop", "carry_over"), 1.0),
+    **dict.fromkeys(("latency", "call", "inside_latency", "inside_hop", "gather_hop", "interference"), 0.0),
+}
+"""A network that loses nothing but the line rate and the latency that were asked for."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One known step time, seconds, and what predicts it."""
+
+    cell: dict[str, Any]
+    program: Program
+    compute: Compute
+    cluster: Cluster
+    seconds: float
+
+    def predict(self, values: Physics) -> float:
+        """Step time with these parameters, seconds."""
+        return step_seconds(self.program, replace(self.cluster, physics=values), self.compute)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the line could carry the step's bytes in this time, with 10 % for shaper and reading."""
+        free = replace(self.compute, memory_bandwidth=1e30)
+        bound = step_seconds(self.program, replace(self.cluster, physics=Physics(**IDEAL)), free)
+        return self.seconds > 0.9 * bound
+
+
+def case(cell: dict[str, Any], seconds: float) -> Case:
+    """A case from a resolved configuration; imports torch."""
+    from bagua_bench.simulate.trace import trace
+
+    layers = layers_of(cell)
+    return Case(cell, trace(cell), compute_of(cell, layers), cluster_of(cell, Physics()), seconds)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Values of the parameters and their 95 % intervals, from the curvature of the squared errors."""
+
+    parameters: tuple[Parameter, ...]
+    values: NDArray[np.float64]
+    half_widths: NDArray[np.float64]
+    base: Mapping[str, Any]
+
+    def errors(self, cases: Sequence[Case]) -> NDArray[np.float64]:
+        """Relative errors of the predictions, predicted / known - 1."""
+        found = [c.predict(self._physics(c)) / c.seconds - 1 for c in cases]
+        return np.array(found)
+
+    def _physics(self, c: Case) -> Physics:
+        return physics(list(self.values), self.parameters, self.base, c.cell["transport"]["name"])
+
+
+def fit(
+    cases: Sequence[Case],
+    parameters: Sequence[Parameter],
+    base: Mapping[str, Any] | None = None,
+    start: NDArray[np.float64] | None = None,
+    evaluations: int = 60,
+) -> Fit:
+    """Fit the parameters, each within its range; the others are those of `base`."""
+    base = base or {}
+    low, high = (np.array([getattr(p, end) for p in parameters]) for end in ("low", "high"))
+    begin = np.array([p.start for p in parameters]) if start is None else start
+
+    def residuals(unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        given = list(low + unit * (high - low))
+        over = {n: physics(given, parameters, base, n) for n in {c.cell["transport"]["name"] for c in cases}}
+        return np.array([math.log(c.predict(over[c.cell["transport"]["name"]]) / c.seconds) for c in cases])
+
+    unit = np.clip((begin - low) / (high - low), 1e-3, 1 - 1e-3)
+    found = least_squares(
+        residuals, unit, bounds=(0, 1), diff_step=1e-3, loss="soft_l1", f_scale=_ROBUST, max_nfev=evaluations
+    )
+    return Fit(tuple(parameters), low + found.x * (high - low), _half_widths(found, low, high), base)
+
+
+def _half_widths(found: Any, low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Half of the 95 % intervals; at most the whole range, where the points do not tell."""
+    freedom = max(1, len(found.fun) - len(found.x))
+    variance = max(float(np.sum(found.fun**2)) / freedom, _FLOOR**2)
+    covariance = np.linalg.pinv(found.jac.T @ found.jac) * variance
+    flat = np.linalg.norm(found.jac, axis=0) < 1e-6
+    widths = student.ppf(0.975, freedom) * np.sqrt(np.clip(np.diag(covariance), 0, None))
+    return np.where(flat, 1.0, np.minimum(widths, 1.0)) * (high - low)

@@ -1,0 +1,8 @@
+"""Bagua-Net, a multi-stream TCP transport: one C++ core, an NCCL net plugin and a torch.distributed backend.
+
+Importing this makes the backend known: `torch.distributed.init_process_group("bagua_net")`.
+"""
+
+from bagua_bench.transport.torch_backend import register
+
+register()

@@ -1,0 +1,121 @@
+#include "mesh.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <deque>
+
+namespace bagua {
+
+namespace {
+
+constexpr int64_t kNap = 100 * kMillisecond;  // the longest wait: then the signs of life are looked at again
+
+}  // namespace
+
+Request* Mesh::post(int peer, bool sending, void* data, size_t bytes, uint32_t tag) {
+    return sending ? to(peer).send(data, uint32_t(bytes), tag) : to(peer).receive(data, uint32_t(bytes), tag);
+}
+
+bool Mesh::progress() {
+    bool moved = false;
+    for (auto& c : peers_)
+        if (c && c->pending()) moved |= c->progress();
+    return moved;
+}
+
+void Mesh::wait(int64_t nanoseconds, int extra_fd) {
+    std::vector<pollfd> fds;
+    std::vector<Connection*> waiting;
+    nanoseconds = std::min(nanoseconds, kNap);
+    const int64_t now = now_ns();
+    for (auto& c : peers_) {
+        if (!c || !c->pending()) continue;
+        if (c->wake_at()) nanoseconds = std::min(nanoseconds, c->wake_at() - now);
+        fds.push_back({c->poll_fd(), POLLIN, 0});
+        waiting.push_back(c.get());
+    }
+    nanoseconds = std::max<int64_t>(nanoseconds, 0);
+    if (extra_fd < 0 && waiting.size() == 1) {
+        waiting[0]->collect_events(nanoseconds);
+        return;
+    }
+    if (extra_fd >= 0) fds.push_back({extra_fd, POLLIN, 0});
+    const timespec limit{nanoseconds / kSecond, nanoseconds % kSecond};
+    if (ppoll(fds.data(), fds.size(), &limit, nullptr) <= 0) return;
+    for (size_t i = 0; i < waiting.size(); ++i)
+        if (fds[i].revents) waiting[i]->collect_events(0);
+}
+
+Status Mesh::status() const {
+    for (auto& c : peers_)
+        if (c && !c->status()) return c->status();
+    return {};
+}
+
+void Mesh::fail(const std::string& text) {
+    for (auto& c : peers_)
+        if (c) c->fail(Code::remote, text);
+}
+
+Status Mesh::idle(int64_t deadline) {
+    const int64_t left = deadline - now_ns();
+    Status s = status();
+    if (s && aborted_) s = {Code::system, "aborted"};
+    if (s && left <= 0) s = {Code::system, "timed out"};
+    if (s)
+        wait(left);
+    else
+        fail(s.text);  // nothing may be written any more to memory that the caller is about to take back
+    return s;
+}
+
+Status Mesh::move(const std::vector<Transfer>& transfers, int64_t deadline) {
+    struct Part {
+        int peer;
+        bool sending;
+        unsigned char* data;
+        size_t size;
+    };
+    std::vector<std::deque<Part>> queues(2 * size_t(size));  // per rank and direction: posted in order
+    for (const auto& t : transfers) {
+        auto* at = static_cast<unsigned char*>(t.data);
+        for (size_t done = 0; done < t.size; done += kMaxMessage)
+            queues[2 * size_t(t.peer) + t.sending].push_back(
+                {t.peer, t.sending, at + done, std::min<size_t>(kMaxMessage, t.size - done)});
+    }
+    std::vector<Request*> open;
+    size_t left = 0;
+    for (const auto& q : queues) left += q.size();
+    while (left > 0 || !open.empty()) {
+        bool moved = false;
+        for (auto& q : queues) {
+            while (!q.empty()) {
+                const Part& p = q.front();
+                Request* r = post(p.peer, p.sending, p.data, p.size);
+                if (!r) break;
+                open.push_back(r);
+                q.pop_front();
+                --left;
+                moved = true;
+            }
+        }
+        moved |= progress();
+        for (size_t i = 0; i < open.size();) {
+            Request* r = open[i];
+            if (r->state != Request::State::done) {
+                ++i;
+                continue;
+            }
+            r->connection->release(r);
+            open[i] = open.back();
+            open.pop_back();
+            moved = true;
+        }
+        if (moved) continue;
+        if (Status s = idle(deadline); !s) return s;
+    }
+    return {};
+}
+
+}  // namespace bagua

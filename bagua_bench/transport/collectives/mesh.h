@@ -1,0 +1,54 @@
+// The connections of one rank to all others of a group, for one user at a time: the collectives have one mesh, the
+// point-to-point messages another, so that neither waits for the other.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../core/handshake.h"
+
+namespace bagua {
+
+// A piece of memory on its way to or from a rank.
+struct Transfer {
+    int peer;
+    bool sending;
+    void* data;
+    size_t size;
+};
+
+class Mesh {
+  public:
+    Mesh(int rank, int size) : rank(rank), size(size), peers_(size_t(size)) {}
+    const int rank, size;
+
+    Connection& to(int peer) { return *peers_[size_t(peer)]; }
+    Connection* find(int peer) { return peers_[size_t(peer)].get(); }
+    void set(int peer, std::unique_ptr<Connection> connection) { peers_[size_t(peer)] = std::move(connection); }
+
+    // Post a message; null: later, or the connection has failed.
+    Request* post(int peer, bool sending, void* data, size_t size, uint32_t tag = 0);
+    // Move what can be moved on all connections; false if nothing could.
+    bool progress();
+    // Wait until something may have become possible or `extra_fd` is readable.
+    void wait(int64_t nanoseconds, int extra_fd = -1);
+    // The first failure of a connection.
+    Status status() const;
+    void fail(const std::string& text);
+    // Make whoever uses the mesh give up; from any thread.
+    void abort() { aborted_ = true; }
+
+    // All transfers, in any order between ranks; until `deadline` (ns).
+    Status move(const std::vector<Transfer>& transfers, int64_t deadline);
+    // One round of a loop that found nothing to do; an error after the deadline.
+    Status idle(int64_t deadline);
+
+  private:
+    std::atomic<bool> aborted_{false};
+    std::vector<std::unique_ptr<Connection>> peers_;
+};
+
+}  // namespace bagua

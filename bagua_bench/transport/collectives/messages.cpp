@@ -1,0 +1,117 @@
+#include "messages.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+
+namespace bagua {
+
+namespace {
+
+constexpr int64_t kNap = 100 * kMillisecond;
+
+}  // namespace
+
+Messages::Messages(Mesh& mesh) : mesh_(mesh), wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+
+Messages::~Messages() {
+    {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        closing_ = true;
+    }
+    eventfd_write(wake_, 1);
+    if (thread_.joinable()) thread_.join();
+    close(wake_);
+}
+
+uint64_t Messages::start(int peer, bool sending, void* data, size_t size, uint32_t tag) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    Operation o{};
+    o.peer = peer;
+    o.sending = sending;
+    o.data = static_cast<unsigned char*>(data);
+    o.size = size;
+    o.tag = tag;
+    operations_.emplace(next_, std::move(o));
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    eventfd_write(wake_, 1);
+    return next_++;
+}
+
+bool Messages::wait(uint64_t operation, int64_t nanoseconds) {
+    std::unique_lock<std::mutex> guard(mutex_);
+    const auto over = [&] {
+        const auto found = operations_.find(operation);
+        return found == operations_.end() || found->second.ended;
+    };
+    return ended_.wait_for(guard, std::chrono::nanoseconds(nanoseconds), over);
+}
+
+Status Messages::result(uint64_t operation) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto found = operations_.find(operation);
+    if (found == operations_.end()) return {Code::argument, "no such operation"};
+    const Status status = found->second.status;
+    if (found->second.ended) operations_.erase(found);
+    return status;
+}
+
+void Messages::abort(const std::string& text) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    mesh_.fail(text);
+    eventfd_write(wake_, 1);
+}
+
+// Give the mesh what it takes, in pieces of at most kMaxMessage; false if something is left.
+bool Messages::post(Operation& o) {
+    do {
+        const size_t size = std::min<size_t>(kMaxMessage, o.size - o.posted);
+        Request* r = mesh_.post(o.peer, o.sending, o.data + o.posted, size, o.tag);
+        if (!r) return false;
+        o.open.push_back(r);
+        o.posted += size;
+    } while (o.posted < o.size);
+    return true;
+}
+
+// True if it has just ended.
+bool Messages::reap(Operation& o) {
+    const Status status = mesh_.to(o.peer).status();
+    const auto done = [](Request* r) { return r->state == Request::State::done; };
+    const bool whole = !o.open.empty() && o.posted == o.size && std::all_of(o.open.begin(), o.open.end(), done);
+    if (!whole && status) return false;
+    if (whole)
+        for (Request* r : o.open) mesh_.to(o.peer).release(r);
+    o.status = whole ? Status() : status;
+    return o.ended = true;
+}
+
+void Messages::run() {
+    std::unique_lock<std::mutex> guard(mutex_);
+    while (!closing_) {
+        std::set<std::pair<int, bool>> full;  // peers and directions whose turn is not over
+        bool moved = mesh_.progress(), news = false, busy = false;
+        for (auto& [number, o] : operations_) {
+            if (o.ended) continue;
+            const auto lane = std::make_pair(o.peer, o.sending);
+            const bool unposted = o.open.empty() || o.posted < o.size;
+            if (unposted && (full.count(lane) || !post(o))) full.insert(lane);
+            if (reap(o))
+                news = true;
+            else
+                busy = true;
+        }
+        if (news) ended_.notify_all();
+        if (moved || news) continue;
+        guard.unlock();
+        // Only this thread touches the mesh, except abort(), which wakes it.
+        mesh_.wait(busy ? kNap : 10 * kSecond, wake_);
+        guard.lock();
+        eventfd_t count;
+        eventfd_read(wake_, &count);
+    }
+}
+
+}  // namespace bagua

@@ -1,0 +1,61 @@
+#include "pipeline.h"
+
+#include <algorithm>
+#include <deque>
+
+namespace bagua {
+
+namespace {
+
+constexpr size_t kLeast = 64 << 10, kMost = 1 << 20, kParts = 4;
+
+}  // namespace
+
+size_t slice_size(size_t block) {
+    const size_t part = (block / kParts + 4095) / 4096 * 4096;
+    return std::clamp(part, kLeast, kMost);
+}
+
+Status Pipeline::run(Mesh& mesh, int64_t deadline) {
+    struct Open {
+        Request* request;
+        Slice slice;
+    };
+    std::deque<Open> coming, going;
+    size_t posted = 0, treated = 0, sent = 0;
+    while (treated < receives || sent < sends || !going.empty()) {
+        bool moved = false;
+        while (posted < receives && posted - treated < kSlots) {
+            const Slice s = incoming(posted, posted % kSlots);
+            Request* r = mesh.post(from, false, s.data, s.size);
+            if (!r) break;
+            coming.push_back({r, s});
+            ++posted, moved = true;
+        }
+        while (sent < sends && going.size() < kSends && needs(sent) <= treated) {
+            const Slice s = outgoing(sent);
+            Request* r = mesh.post(to, true, s.data, s.size);
+            if (!r) break;
+            going.push_back({r, s});
+            ++sent, moved = true;
+        }
+        moved |= mesh.progress();
+        while (!coming.empty() && coming.front().request->state == Request::State::done) {
+            mesh.to(from).release(coming.front().request);
+            arrived(treated, coming.front().slice);
+            coming.pop_front();
+            ++treated, moved = true;
+            if (sent < sends && needs(sent) <= treated) break;  // let it go on at once
+        }
+        while (!going.empty() && going.front().request->state == Request::State::done) {
+            mesh.to(to).release(going.front().request);
+            going.pop_front();
+            moved = true;
+        }
+        if (moved) continue;
+        if (Status s = mesh.idle(deadline); !s) return s;
+    }
+    return {};
+}
+
+}  // namespace bagua

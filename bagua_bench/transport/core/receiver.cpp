@@ -1,0 +1,166 @@
+// The receiving half of a connection: a header says where the payload goes, and it is read straight to its place. A
+// chunk of a message that is not posted yet stays in the kernel; TCP holds the sender back.
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "connection.h"
+#include "crc.h"
+
+namespace bagua {
+
+namespace {
+
+constexpr int kCallsPerStream = 16;  // bounded work
+constexpr uint32_t kBulk = 16 << 10;  // a longer rest is read straight into place, with the next header behind it
+
+}  // namespace
+
+bool Connection::pump_receives() {
+    bool moved = false;
+    const size_t count = streams_.size();
+    // The stream of the last small message is tried without asking the kernel first: that saves a system call.
+    for (size_t k = 0; k < count && status_; ++k) {
+        const size_t i = (likely_ + k) % count;
+        Stream& s = *streams_[i];
+        const bool guess = k == 0 && pending_receives_ > 0;
+        if (s.parked || s.ended || !(s.readable || guess || s.staged() > 0)) continue;
+        if (read(s, s.readable || guess)) {
+            moved = true;
+            if (k > 0 && !s.in.request) likely_ = i;
+        }
+    }
+    return moved;
+}
+
+// `may_ask`: the kernel may have bytes.
+bool Connection::read(Stream& s, bool may_ask) {
+    bool moved = false;
+    for (int calls = 0; calls < kCallsPerStream && status_ && !s.parked && !s.ended;) {
+        if (s.in.request && s.staged() > 0) {
+            moved |= unpack(s);
+        } else if (!s.in.request && s.staged() >= sizeof(ChunkHeader)) {
+            moved |= open_chunk(s);
+        } else if (may_ask) {
+            moved |= s.in.request ? read_payload(s) : read_ahead(s);
+            may_ask = s.readable;
+            ++calls;
+        } else {
+            break;
+        }
+    }
+    return moved;
+}
+
+// What a system call brought: true if bytes, or the end of the stream, or its failure.
+bool Connection::received(Stream& s, ssize_t got, size_t room) {
+    if (got < 0 && errno == EINTR) return false;
+    // Less than asked for: nothing is left (epoll(7), edge-triggered), except an end that was already reported.
+    s.readable = got == ssize_t(room) || (got > 0 && s.closed);
+    if (got < 0 && errno == EAGAIN) return false;
+    if (got < 0) stream_failed(s, errno);
+    if (got == 0) ended(s);
+    return true;
+}
+
+// Read a header and whatever follows it closely.
+bool Connection::read_ahead(Stream& s) {
+    std::memmove(s.stage, s.stage + s.stage_begin, s.staged());
+    s.stage_end -= s.stage_begin;
+    s.stage_begin = 0;
+    const size_t room = Stream::kStage - s.stage_end;
+    const ssize_t n = recv(s.socket.fd(), s.stage + s.stage_end, room, MSG_DONTWAIT);
+    if (n > 0) s.stage_end += size_t(n);
+    return received(s, n, room);
+}
+
+// Read payload straight into the posted buffer, and the next header with it.
+bool Connection::read_payload(Stream& s) {
+    Incoming& in = s.in;
+    s.stage_begin = s.stage_end = 0;
+    unsigned char* to = in.request->data + in.head.offset + (in.head.length - in.left);
+    iovec parts[2] = {{to, in.left}, {s.stage, in.left > kBulk ? sizeof(ChunkHeader) : Stream::kStage}};
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = 2;
+    const ssize_t n = recvmsg(s.socket.fd(), &message, MSG_DONTWAIT);
+    const size_t got = n > 0 ? std::min<size_t>(size_t(n), in.left) : 0;
+    if (n > 0) s.stage_end = size_t(n) - got;
+    const bool moved = received(s, n, parts[0].iov_len + parts[1].iov_len);
+    if (got > 0) arrived(s, to, uint32_t(got));
+    return moved;
+}
+
+// Copy what was read ahead.
+bool Connection::unpack(Stream& s) {
+    Incoming& in = s.in;
+    unsigned char* to = in.request->data + in.head.offset + (in.head.length - in.left);
+    const uint32_t got = uint32_t(std::min<size_t>(s.staged(), in.left));
+    std::memcpy(to, s.stage + s.stage_begin, got);
+    s.stage_begin += got;
+    arrived(s, to, got);
+    return true;
+}
+
+void Connection::arrived(Stream& s, const unsigned char* bytes, uint32_t count) {
+    Incoming& in = s.in;
+    if (settings_.crc) in.crc = crc32c(in.crc, bytes, count);
+    in.left -= count;
+    in.request->moved += count;
+    s.counters.bytes_received += count;
+    if (in.left == 0) close_chunk(s);
+}
+
+// Check the header at hand and find the buffer it belongs to. True unless that is not posted yet.
+bool Connection::open_chunk(Stream& s) {
+    ChunkHeader h;
+    std::memcpy(&h, s.stage + s.stage_begin, sizeof h);
+    if (int32_t(h.sequence - next_receive_) >= 0) {
+        s.parked = true;
+        ++s.counters.parked;
+        return false;
+    }
+    Request& r = receives_[h.sequence % kWindow];
+    const auto bad = [&](Code code, const std::string& what) {
+        fail(code, "stream " + std::to_string(s.index) + " from " + s.where + ": " + what);
+        return true;
+    };
+    if (r.state != Request::State::pending || r.sequence != h.sequence)
+        return bad(Code::remote, "chunk of a message that is not expected");
+    if (h.total > r.size)
+        return bad(Code::usage, "message of " + std::to_string(h.total) + " bytes for a buffer of " +
+                                    std::to_string(r.size));
+    if (h.tag != r.tag)
+        return bad(Code::usage, "message with tag " + std::to_string(h.tag) + " where " + std::to_string(r.tag) +
+                                    " is expected");
+    if (r.opened && h.total != r.size) return bad(Code::remote, "chunks disagree about the size of their message");
+    const bool fits = uint64_t(h.offset) + h.length <= h.total && uint64_t(r.taken) + h.length <= h.total;
+    if (!fits || (h.length == 0 && h.total > 0)) return bad(Code::remote, "chunk outside its message");
+    r.opened = true;
+    r.size = h.total;
+    r.taken += h.length;
+    s.stage_begin += sizeof h;
+    s.in = {h, &r, h.length, 0};
+    if (h.length == 0) close_chunk(s);
+    return true;
+}
+
+void Connection::close_chunk(Stream& s) {
+    Request& r = *s.in.request;
+    s.in.request = nullptr;
+    ++s.counters.chunks_received;
+    if (settings_.crc && s.in.crc != s.in.head.crc)
+        return fail(Code::remote, "stream " + std::to_string(s.index) + " from " + s.where + ": wrong checksum");
+    if (r.moved == r.size) finish(r);
+}
+
+// The peer closed the stream: an error in the middle of a chunk. Whether others bring the rest: see check_life().
+void Connection::ended(Stream& s) {
+    s.ended = s.closed = true;
+    if (s.in.request || s.staged() > 0) fail(Code::remote, "peer " + peer_ + " closed the connection");
+}
+
+}  // namespace bagua

@@ -1,0 +1,123 @@
+#include "schedule.h"
+
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <sys/ioctl.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace bagua {
+
+namespace {
+
+constexpr double kShare = 0.5;  // of the ideal time that a stream may be committed for: its rate is only an estimate
+constexpr uint64_t kSmall = 16 << 10;  // goes out in one chunk, without asking how full the stream is
+constexpr uint64_t kLittle = 64 << 10;  // may wait in a stream without being looked at
+constexpr uint64_t kFloor = 128 << 10;  // may wait in the stream that delivers first
+constexpr uint32_t kMinChunk = 16 << 10, kMaxChunk = 1 << 20;
+constexpr double kChunkTime = 50e-6;  // seconds that a chunk should at least be worth: system calls cost
+constexpr int64_t kLook = 10 * kMicrosecond;  // between two questions to the kernel about one stream
+constexpr int64_t kSample = 10 * kMillisecond;
+constexpr double kFaster = 0.5, kSlower = 0.25;  // how much one sample moves the estimate
+constexpr double kDefaultRate = 1e9;
+constexpr int64_t kMinStall = 20 * kMicrosecond, kMaxStall = 2 * kMillisecond;
+
+// Known rate, or what the known ones are on average.
+double rate_of(const Stream& stream, double mean) { return stream.pace.rate > 0 ? stream.pace.rate : mean; }
+
+bool free_to_write(const Stream& s) { return !s.out.request && s.writable; }
+
+}  // namespace
+
+Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams, uint64_t message,
+                                  uint64_t unwritten) {
+    if (!quick_) quick_ = streams[0].get();
+    if (message <= kSmall && free_to_write(*quick_) && quick_->pace.most_queued() + message <= kLittle)
+        return {quick_, uint32_t(message)};
+
+    const int64_t now = now_ns();
+    double known = 0, sum = 0;
+    int count = 0;
+    uint64_t outstanding = unwritten;
+    for (auto& s : streams) {
+        if (s->pace.most_queued() > 0 && now - s->pace.looked >= kLook) look(*s, now);
+        if (s->pace.rate > 0) known += s->pace.rate, ++count;
+        outstanding += s->pace.most_queued();
+    }
+    const double mean = count ? known / count : kDefaultRate;
+    for (auto& s : streams) sum += rate_of(*s, mean);
+    const double ideal = double(outstanding) / sum;
+
+    struct Offer {
+        Stream* stream = nullptr;
+        double finish = 0;
+        uint32_t length = 0;
+    };
+    Offer first, best;
+    room_at_ = now + kMaxStall;
+    for (auto& s : streams) {
+        const double rate = rate_of(*s, mean), waiting = double(s->pace.most_queued());
+        double length = std::max(rate * kShare * ideal / 2, rate * kChunkTime);
+        length = std::clamp(length, double(kMinChunk), double(kMaxChunk));
+        if (length * 1.5 >= double(message)) length = double(message);
+        const double finish = s->pace.rtt / 2 + (waiting + length) / rate;
+        const Offer offer{s.get(), finish, uint32_t(length)};
+        if (!first.stream || finish < first.finish) first = offer;
+        if (!free_to_write(*s)) continue;
+        const double limit = rate * (kShare * ideal + s->pace.rtt);
+        if (waiting + length <= limit) {
+            if (!best.stream || finish < best.finish) best = offer;
+        } else {
+            const double excess = (waiting + length - limit) / rate * 1e9;
+            const auto stall = std::clamp(int64_t(excess), kMinStall, kMaxStall);
+            room_at_ = std::min(room_at_, now + stall);
+        }
+    }
+    if (!best.stream && free_to_write(*first.stream) && double(first.stream->pace.most_queued()) <=
+        double(kFloor) + first.stream->pace.rate * first.stream->pace.rtt)
+        best = first;
+    if (!best.stream)
+        for (auto& s : streams) s->counters.stalls += free_to_write(*s);
+    return {best.stream, best.length};
+}
+
+// Ask the kernel how much is still unacknowledged.
+void Schedule::look(Stream& s, int64_t now) {
+    int queued = 0;
+    if (ioctl(s.socket.fd(), SIOCOUTQ, &queued) != 0 || queued < 0) return;
+    s.pace.looked = now;
+    s.pace.queued = uint64_t(queued);
+    s.pace.written_then = s.pace.written;
+    s.counters.queued_max = std::max(s.counters.queued_max, s.pace.queued);
+    if (queued == 0) s.pace.ran_dry = true;
+    if (now - s.pace.sample_began >= kSample) sample(s, now);
+}
+
+// Bytes acknowledged per second since the last sample, not counting the time for which the receiver took nothing.
+void Schedule::sample(Stream& s, int64_t now) {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (getsockopt(s.socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return;
+    Pace& p = s.pace;
+    p.rtt = info.tcpi_min_rtt != ~0u ? info.tcpi_min_rtt * 1e-6 : info.tcpi_rtt * 1e-6;
+    const uint64_t acknowledged = p.written - p.queued;
+    const double elapsed = double(now - p.sample_began) * 1e-9;
+    const double limited = double(info.tcpi_rwnd_limited - p.limited_then) * 1e-6;
+    if (p.sample_began > 0 && acknowledged > p.acknowledged_then && elapsed < 1) {
+        const double busy = std::max(elapsed - limited, elapsed / 4);
+        const double rate = double(acknowledged - p.acknowledged_then) / busy;
+        if (p.rate <= 0)
+            p.rate = rate;
+        else if (rate > p.rate)
+            p.rate += kFaster * (rate - p.rate);
+        else if (!p.ran_dry)
+            p.rate += kSlower * (rate - p.rate);
+    }
+    p.acknowledged_then = acknowledged;
+    p.limited_then = info.tcpi_rwnd_limited;
+    p.sample_began = now;
+    p.ran_dry = p.queued == 0;
+}
+
+}  // namespace bagua

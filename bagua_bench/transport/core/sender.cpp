@@ -1,0 +1,87 @@
+// The sending half of a connection: cuts messages into chunks, strictly in order, and gives each to a stream with room.
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "connection.h"
+#include "crc.h"
+
+namespace bagua {
+
+namespace {
+
+constexpr int kChunksPerCall = 64;  // bounded work
+
+}  // namespace
+
+bool Connection::pump_sends() {
+    if (pending_sends_ == 0) return false;
+    bool moved = false;
+    for (auto& s : streams_)
+        if (s->out.request && s->writable) moved |= write(*s);
+    wake_at_ = 0;
+    for (int i = 0; i < kChunksPerCall && status_ && cursor_ != next_send_; ++i) {
+        const Request& r = sends_[cursor_ % kWindow];
+        const Schedule::Choice choice = schedule_.choose(streams_, r.size - r.taken, unwritten_);
+        if (!choice.stream) {
+            wake_at_ = schedule_.room_at();
+            break;
+        }
+        take(*choice.stream, choice.length);
+        moved |= write(*choice.stream);
+    }
+    return moved;
+}
+
+void Connection::take(Stream& s, uint32_t length) {
+    Request& r = sends_[cursor_ % kWindow];
+    s.out.request = &r;
+    s.out.done = 0;
+    s.out.head = {r.sequence, r.taken, length, r.size, r.tag, 0};
+    if (settings_.crc) s.out.head.crc = crc32c(0, r.data + r.taken, length);
+    r.taken += length;
+    unwritten_ -= length;
+    if (r.taken == r.size) ++cursor_;
+}
+
+// Write the stream's chunk, as much as the kernel takes.
+bool Connection::write(Stream& s) {
+    Outgoing& out = s.out;
+    const size_t whole = sizeof out.head + out.head.length;
+    const size_t before = out.done;
+    while (out.done < whole) {
+        const size_t header = std::min(out.done, sizeof out.head), payload = out.done - header;
+        iovec parts[2] = {{reinterpret_cast<char*>(&out.head) + header, sizeof out.head - header},
+                          {out.request->data + out.head.offset + payload, out.head.length - payload}};
+        const int skip = parts[0].iov_len == 0;
+        msghdr message{};
+        message.msg_iov = parts + skip;
+        message.msg_iovlen = size_t(2 - skip - (parts[1].iov_len == 0));
+        const ssize_t n = sendmsg(s.socket.fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EAGAIN || errno == ENOBUFS)) {
+            s.writable = false;
+            ++s.counters.stalls;
+            break;
+        }
+        if (n < 0) {
+            stream_failed(s, errno);
+            return true;
+        }
+        out.done += size_t(n);
+        s.pace.written += uint64_t(n);
+    }
+    if (out.done == whole) {
+        Request& r = *out.request;
+        out.request = nullptr;
+        s.counters.bytes_sent += out.head.length;
+        ++s.counters.chunks_sent;
+        r.moved += out.head.length;
+        if (r.moved == r.size && r.taken == r.size) finish(r);
+    }
+    return out.done > before;
+}
+
+}  // namespace bagua

@@ -1,0 +1,26 @@
+// What the user may choose. Both faces read it from the environment, because that is all that NCCL gives a plugin.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "socket.h"
+#include "status.h"
+
+namespace bagua {
+
+struct Settings {
+    int streams = 4;
+    int64_t timeout = 10 * kSecond;  // without a sign of life
+    int64_t connect_timeout = 60 * kSecond;
+    bool crc = false;
+    std::string secret;  // of the job; empty: the listener's token alone
+    Log log;
+};
+
+// From BAGUA_NET_STREAMS, _TIMEOUT, _CONNECT_TIMEOUT (seconds), _CRC (0, 1), _SECRET_FILE and _INTERFACES, for which
+// NCCL_SOCKET_IFNAME stands in.
+Status read_settings(Settings* settings, std::vector<Interface>* interfaces);
+
+}  // namespace bagua

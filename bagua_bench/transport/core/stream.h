@@ -1,0 +1,70 @@
+// One TCP connection of several: what is being written to it and read from it, how fast it drains, what it counted.
+
+#pragma once
+
+#include <string>
+
+#include "socket.h"
+#include "wire.h"
+
+namespace bagua {
+
+struct Request;
+
+struct Counters {
+    uint64_t bytes_sent = 0, chunks_sent = 0, bytes_received = 0, chunks_received = 0;
+    uint64_t stalls = 0;  // times that it had to wait: kernel's queue full, or above its own cap
+    uint64_t parked = 0;  // times that a chunk arrived before its buffer was posted
+    uint64_t queued_max = 0;
+};
+
+// A chunk on its way into the kernel; it stays with its stream until it is written.
+struct Outgoing {
+    ChunkHeader head{};
+    Request* request = nullptr;  // null: nothing being written
+    size_t done = 0;  // of header and payload
+};
+
+// A chunk on its way out of the kernel.
+struct Incoming {
+    ChunkHeader head{};
+    Request* request = nullptr;  // null: the next bytes are a header
+    uint32_t left = 0;
+    uint32_t crc = 0;
+};
+
+// How fast the stream drains and what waits in it: see schedule.h.
+struct Pace {
+    double rate = 0;  // bytes/s while busy; 0 = not known yet
+    double rtt = 0;  // seconds, minimum
+    uint64_t written = 0;  // bytes handed to the kernel
+    uint64_t queued = 0, written_then = 0;  // unacknowledged bytes when last looked at, and `written` at that time
+    uint64_t acknowledged_then = 0;  // at the start of the running sample ...
+    uint64_t limited_then = 0;  // ... and the microseconds for which the receiver had closed its window
+    int64_t sample_began = 0;
+    bool ran_dry = true;  // during the sample, so that it shows less than the stream could do
+    int64_t looked = 0;  // when the kernel was asked last (ns)
+    uint64_t most_queued() const { return queued + (written - written_then); }
+};
+
+struct Stream {
+    static constexpr size_t kStage = 8192 + sizeof(ChunkHeader);
+
+    Socket socket;
+    int index = 0;
+    std::string where;  // interface and peer
+    bool readable = true, writable = true;  // until the kernel says otherwise
+    bool closed = false;  // the peer closed it; there may still be bytes to read
+    bool ended = false;  // ... and there are none
+    bool parked = false;  // the header at hand belongs to a message that is not posted yet
+    Outgoing out;
+    Incoming in;
+    Pace pace;
+    Counters counters;
+    // Bytes read ahead, at most one small message: one system call brings header and payload.
+    size_t stage_begin = 0, stage_end = 0;
+    unsigned char stage[kStage];
+    size_t staged() const { return stage_end - stage_begin; }
+};
+
+}  // namespace bagua

@@ -1,0 +1,36 @@
+"""The variables that the compiled transport reads, and those that make NCCL use it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from bagua_bench import libraries
+
+NCCL_NAME = "BaguaNet"
+
+
+def for_nccl(streams: int) -> dict[str, str]:
+    """For any program that uses NCCL.
+
+    NCCL_NET makes a plugin that cannot be loaded an error; NCCL 2.28 and 2.29 forget a plugin when the last
+    communicator goes (https://github.com/NVIDIA/nccl/issues/1978) unless they count references.
+    """
+    return {
+        "NCCL_NET_PLUGIN": str(libraries.plugin()),
+        "NCCL_NET": NCCL_NAME,
+        "NCCL_NET_PLUGIN_REF_COUNT": "1",
+        **for_torch(streams),
+    }
+
+
+def for_torch(streams: int) -> dict[str, str]:
+    """For the torch.distributed backend."""
+    return {"BAGUA_NET_STREAMS": str(streams)}
+
+
+def apply(transport: dict[str, Any]) -> None:
+    """Prepare this process for a resolved `transport` group; before its first process group is made."""
+    if transport["streams"] is not None:
+        choose = for_nccl if transport["plugin"] else for_torch
+        os.environ.update(choose(transport["streams"]))

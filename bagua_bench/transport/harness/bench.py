@@ -1,0 +1,128 @@
+"""Throughput, latency and CPU time of a NCCL net plugin and of one plain TCP connection, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bagua_bench.transport.harness import shaped
+from bagua_bench.transport.harness.pair import HarnessError, Pair
+
+PLAIN = "plain connection"
+
+
+@dataclass
+class Plugin:
+    """A library to drive and what it finds in its environment."""
+
+    library: Path
+    symbol: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    first_port: int = 0  # which of the sender's connections is the first that carries data
+
+    @property
+    def name(self) -> str:
+        """For the tables."""
+        return f"{self.library.name} {self.symbol.rpartition('_')[2]}"
+
+
+@dataclass
+class Sample:
+    """One measurement; rates in bytes/s, times in seconds."""
+
+    transport: str
+    size: int
+    window: int
+    round: int
+    rate: float = 0.0
+    cpu_per_gb: float = 0.0  # sender and receiver
+    half_round_trip: float = 0.0
+    p99: float = 0.0
+
+
+@contextmanager
+def site(veth: bool) -> Iterator[tuple[tuple[Sequence[str], Sequence[str]], str, str, shaped.Site | None]]:
+    """Prefixes of both processes, interface, the receiver's address, and the sending side if there are namespaces."""
+    if not veth:
+        yield ((), ()), "lo", "127.0.0.1", None
+        return
+    with shaped.pair() as (a, b):
+        yield (a.prefix, b.prefix), a.interface, b.address, a
+
+
+def streams(
+    harness: Path,
+    plugin: Plugin,
+    messages: Sequence[tuple[int, int, int]],
+    rates: Sequence[float] = (),
+    rounds: int = 1,
+    idle: int = 20,
+    veth: bool = True,
+    plain: bool = True,
+) -> Iterator[Sample]:
+    """One-way transfers of (size, window, count), the plugin and a plain connection in turn, flows limited to `rates`.
+
+    The plain connection has the first of the rates. Every round makes new connections.
+    """
+    with site(veth or bool(rates)) as (prefixes, interface, address, sender):
+        variables = {"NCCL_SOCKET_IFNAME": interface, **plugin.environment}
+        for number in range(rounds):
+            with Pair(harness, plugin.library, plugin.symbol, variables, prefixes) as pair:
+                pair.link()
+                ports = pair.a.ask("state")["ports"][plugin.first_port :]
+                own = pair.link_plain(address) if plain else None
+                if rates:
+                    assert sender is not None
+                    limits = dict(zip(ports, rates, strict=False))
+                    shaped.limit_flows(sender, limits | ({own: rates[0]} if own else {}))
+                for size, window, count in messages:
+                    plan: dict[str, Any] = {"size": size, "window": window, "idle": idle}
+                    yield _sample(plugin.name, size, window, number, pair.stream(count=count, **plan))
+                    if plain:
+                        fewer = max(20, int(count * rates[0] / sum(rates))) if rates else count
+                        yield _sample(PLAIN, size, window, number, pair.plain_stream(count=fewer, **plan))
+
+
+def _sample(name: str, size: int, window: int, number: int, both: tuple[dict[str, Any], dict[str, Any]]) -> Sample:
+    sent, got = both
+    if not got["seconds"] or not sent["bytes"]:
+        raise HarnessError(f"{name}: nothing was measured; more messages are needed")
+    cpu = sent["cpu"] / sent["bytes"] + got["cpu"] / got["bytes"]
+    return Sample(name, size, window, number, rate=got["bytes"] / got["seconds"], cpu_per_gb=cpu * 1e9)
+
+
+def latencies(
+    harness: Path, plugin: Plugin, sizes: Sequence[int], rounds: int = 1, count: int = 5000, veth: bool = True
+) -> Iterator[Sample]:
+    """Half round trips with callers that spin."""
+    with site(veth) as (prefixes, interface, address, _):
+        variables = {"NCCL_SOCKET_IFNAME": interface, **plugin.environment}
+        for number in range(rounds):
+            with Pair(harness, plugin.library, plugin.symbol, variables, prefixes) as pair:
+                pair.link()
+                pair.connect(pair.b, pair.a, "y")
+                pair.link_plain(address)
+                for size in sizes:
+                    plan = {"size": size, "count": count, "idle": 0}
+                    for name, (first, _) in (
+                        (plugin.name, pair.pingpong(**plan)),
+                        (PLAIN, pair.plain_pingpong(**plan)),
+                    ):
+                        yield Sample(name, size, 1, number, half_round_trip=first["median"], p99=first["p99"])
+
+
+def summary(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Medians over the rounds, with the range of the rates, per transport, size and window."""
+    keys = dict.fromkeys((s.transport, s.size, s.window) for s in samples)
+    rows = []
+    for transport, size, window in keys:
+        own = [s for s in samples if (s.transport, s.size, s.window) == (transport, size, window)]
+        row = {"transport": transport, "size": size, "window": window, "rounds": len(own)}
+        for key in ("rate", "cpu_per_gb", "half_round_trip", "p99"):
+            row[key] = median(asdict(s)[key] for s in own)
+        rows.append({**row, "rate_range": [min(s.rate for s in own), max(s.rate for s in own)]})
+    return rows

@@ -1,0 +1,151 @@
+"""The group of ranks of the compiled transport, called through ctypes with the interpreter lock released."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from bagua_bench import libraries
+
+HANDLE = 128
+"""Bytes that a rank publishes so that others can connect."""
+_P, _I, _L, _Z = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
+_REMOTE = 6
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "open": (_P, [_I, _I, _P, _P, _Z]),
+    "join": (_I, [_P, _P, _L]),
+    "close": (None, [_P]),
+    "abort": (None, [_P]),
+    "error": (None, [_P, _P, _Z]),
+    "all_reduce": (_I, [_P, _P, _Z, _I, _I, _L]),
+    "reduce": (_I, [_P, _P, _Z, _I, _I, _I, _L]),
+    "broadcast": (_I, [_P, _P, _Z, _I, _L]),
+    "all_gather": (_I, [_P, _P, _Z, _L]),
+    "reduce_scatter": (_I, [_P, _P, _Z, _I, _I, _L]),
+    "move": (_I, [_P, _P, _Z, _L]),
+    "start": (ctypes.c_uint64, [_P, _I, _I, _P, _Z, ctypes.c_uint32]),
+    "wait": (_I, [_P, ctypes.c_uint64, _L, ctypes.POINTER(_I)]),
+    "report": (_I, [_P, _I, _I, _P, _I]),
+}
+
+
+class Piece(NamedTuple):
+    """Memory on its way to (`sending`) or from a rank."""
+
+    peer: int
+    sending: bool
+    address: int
+    size: int
+
+
+class _Piece(ctypes.Structure):
+    _fields_ = (("peer", ctypes.c_int32), ("sending", ctypes.c_int32), ("data", _P), ("size", ctypes.c_uint64))
+
+
+class StreamReport(ctypes.Structure):
+    """What one stream counted: see report.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("bytes_sent", "chunks_sent", "bytes_received", "chunks_received")),
+        *((name, ctypes.c_uint64) for name in ("stalls", "parked", "queued", "queued_max", "retransmissions")),
+        *((name, ctypes.c_double) for name in ("rate", "delivery_rate", "rtt", "min_rtt")),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(libraries.plugin()))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, f"bagua_net_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+class Group:
+    """Ranks that are, or are about to be, connected. Errors of the network are RuntimeErrors with the C++ text."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._lib = _library()
+        handle, error = ctypes.create_string_buffer(HANDLE), ctypes.create_string_buffer(500)
+        self._group = self._lib.bagua_net_open(rank, size, handle, error, len(error))
+        if not self._group:
+            raise RuntimeError(f"bagua_net: {error.value.decode()}")
+        self.handle = handle.raw
+
+    def join(self, handles: Sequence[bytes], timeout: float) -> None:
+        """Connect to all ranks; collective. `handles` in order of rank, `timeout` in seconds."""
+        self._check("join", self._lib.bagua_net_join(self._group, b"".join(handles), _ns(timeout)))
+
+    def close(self) -> None:
+        """Close all connections; nothing may be pending."""
+        group, self._group = self._group, None
+        if group:
+            self._lib.bagua_net_close(group)
+
+    def abort(self) -> None:
+        """Make everything pending fail; from any thread."""
+        if self._group:
+            self._lib.bagua_net_abort(self._group)
+
+    def all_reduce(self, address: int, count: int, dtype: int, op: int, timeout: float) -> None:
+        """In place."""
+        self._check("all_reduce", self._lib.bagua_net_all_reduce(self._group, address, count, dtype, op, _ns(timeout)))
+
+    def reduce(self, address: int, count: int, dtype: int, op: int, root: int, timeout: float) -> None:
+        """In place on the root."""
+        code = self._lib.bagua_net_reduce(self._group, address, count, dtype, op, root, _ns(timeout))
+        self._check("reduce", code)
+
+    def broadcast(self, address: int, size: int, root: int, timeout: float) -> None:
+        """`size` bytes from the root."""
+        self._check("broadcast", self._lib.bagua_net_broadcast(self._group, address, size, root, _ns(timeout)))
+
+    def all_gather(self, addresses: Sequence[int], size: int, timeout: float) -> None:
+        """`size` bytes of every rank to its address; the own one must hold them already."""
+        blocks = (_P * len(addresses))(*addresses)
+        self._check("all_gather", self._lib.bagua_net_all_gather(self._group, blocks, size, _ns(timeout)))
+
+    def reduce_scatter(self, address: int, count: int, dtype: int, op: int, timeout: float) -> None:
+        """Blocks of `count` elements, overwritten; the own one becomes the result."""
+        code = self._lib.bagua_net_reduce_scatter(self._group, address, count, dtype, op, _ns(timeout))
+        self._check("reduce_scatter", code)
+
+    def move(self, pieces: Iterable[Piece], timeout: float) -> None:
+        """All pieces at once; in order for each peer and direction."""
+        items = [_Piece(*piece) for piece in pieces if piece.size > 0]
+        array = (_Piece * len(items))(*items)
+        self._check("move", self._lib.bagua_net_move(self._group, array, len(items), _ns(timeout)))
+
+    def start(self, piece: Piece, tag: int) -> int:
+        """Begin a message between two ranks; a number to wait for."""
+        number: int = self._lib.bagua_net_start(self._group, *piece, tag)
+        if not number:
+            raise ValueError(f"bagua_net: rank {piece.peer} is not another rank of this group of {self.size}")
+        return number
+
+    def wait(self, number: int, timeout: float) -> bool:
+        """Whether the message has ended in this time; RuntimeError if it ended badly."""
+        code = _I()
+        ended = self._lib.bagua_net_wait(self._group, number, _ns(timeout), ctypes.byref(code))
+        if ended:
+            self._check("message", code.value)
+        return bool(ended)
+
+    def report(self, peer: int, lane: int = 0) -> list[dict[str, float]]:
+        """Counters of the streams to a rank; lane 0 is the collectives', 1 the messages'."""
+        out = (StreamReport * 64)()
+        count = self._lib.bagua_net_report(self._group, peer, lane, out, len(out))
+        return [{name: getattr(out[k], name) for name, *_ in StreamReport._fields_} for k in range(count)]
+
+    def _check(self, call: str, code: int) -> None:
+        if code:
+            text = ctypes.create_string_buffer(500)
+            self._lib.bagua_net_error(self._group, text, len(text))
+            raise RuntimeError(f"bagua_net {call}: {text.value.decode()}")
+
+
+def _ns(seconds: float) -> int:
+    return int(min(seconds, 1e9) * 1e9)

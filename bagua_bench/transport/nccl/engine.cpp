@@ -1,0 +1,195 @@
+#include "engine.h"
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "../core/handshake.h"
+#include "../core/settings.h"
+
+namespace nccl {
+
+using namespace bagua;
+
+namespace {
+
+struct Comm {
+    std::mutex mutex;
+    std::unique_ptr<Connection> connection;
+};
+
+struct ListenComm {
+    std::mutex mutex;
+    std::unique_ptr<Listener> listener;
+};
+
+struct Plugin {
+    std::mutex mutex;
+    bool started = false;
+    Settings settings;
+    std::vector<Interface> interfaces;
+    std::string names;
+    int speed = 0;
+    std::map<uint64_t, std::unique_ptr<Connector>> attempts;  // by the number in the caller's copy of the handle
+    uint64_t next_attempt = 1;
+};
+
+Plugin& plugin() {
+    static auto* one = new Plugin;  // outlives every thread that may still call
+    return *one;
+}
+
+Result report(const Status& status) {
+    if (!status && plugin().settings.log) plugin().settings.log(Level::warning, "bagua-net: " + status.text);
+    return int(status.code);
+}
+
+// NCCL sees one of the three states; a finished or failed request is free again.
+Result take_result(Comm& comm, Request& r, int* done, int* sizes) {
+    Connection& c = *comm.connection;
+    if (r.state == Request::State::pending) c.progress();
+    if (r.state == Request::State::pending) return int(c.status().code);
+    *done = 1;
+    if (sizes) sizes[0] = int(r.size);
+    c.release(&r);
+    return kSuccess;
+}
+
+}  // namespace
+
+Result start(Logger logger) {
+    Plugin& p = plugin();
+    const std::lock_guard<std::mutex> guard(p.mutex);
+    if (p.started) return kSuccess;
+    if (logger)
+        p.settings.log = [logger](Level level, const std::string& text) {
+            logger(int(level) + (level == Level::info), kLogInit | kLogNet, "bagua-net", 0, "%s", text.c_str());
+        };
+    if (const Status status = read_settings(&p.settings, &p.interfaces); !status) return report(status);
+    for (const auto& i : p.interfaces) {
+        p.names += (p.names.empty() ? "" : "+") + i.name;
+        p.speed += i.speed;
+    }
+    p.started = true;
+    return kSuccess;
+}
+
+Result count_devices(int* n) {
+    *n = plugin().interfaces.empty() ? 0 : 1;
+    return kSuccess;
+}
+
+Result describe(int dev, PropertiesV12* out) {
+    Plugin& p = plugin();
+    if (dev != 0 || p.interfaces.empty()) return kInvalidArgument;
+    std::memset(out, 0, sizeof *out);
+    const bool merged = p.interfaces.size() > 1;
+    out->name = p.names.data();
+    out->pciPath = merged || p.interfaces[0].pci.empty() ? nullptr : p.interfaces[0].pci.data();
+    out->ptrSupport = kPointerHost;
+    out->speed = p.speed;
+    out->maxComms = 65536;
+    out->maxRecvs = 1;
+    out->vProps.ndevs = 1;
+    out->maxP2pBytes = out->maxCollBytes = kMaxMessage;
+    out->maxMultiRequestSize = 1;
+    out->railId = out->planeId = -1;
+    return kSuccess;
+}
+
+Result listen(int dev, void* handle, void** out) {
+    Plugin& p = plugin();
+    if (dev != 0) return kInvalidArgument;
+    auto comm = std::make_unique<ListenComm>();
+    if (const Status status = Listener::open(p.settings, p.interfaces, &comm->listener); !status) return report(status);
+    std::memset(handle, 0, kHandleSize);
+    std::memcpy(handle, &comm->listener->handle(), sizeof(Handle));
+    *out = comm.release();
+    return kSuccess;
+}
+
+Result connect(int dev, void* bytes, void** out) {
+    *out = nullptr;
+    Plugin& p = plugin();
+    if (dev != 0) return kInvalidArgument;
+    Handle handle;
+    std::memcpy(&handle, bytes, sizeof handle);
+    const std::lock_guard<std::mutex> guard(p.mutex);
+    auto found = p.attempts.find(handle.attempt);
+    if (found == p.attempts.end()) {
+        handle.attempt = p.next_attempt++;
+        std::memcpy(bytes, &handle, sizeof handle);
+        found = p.attempts.emplace(handle.attempt, std::make_unique<Connector>(p.settings, p.interfaces, handle)).first;
+    }
+    auto comm = std::make_unique<Comm>();
+    const Status status = found->second->step(&comm->connection);
+    if (!status || comm->connection) p.attempts.erase(found);
+    if (comm->connection) {
+        comm->connection->owner = comm.get();
+        *out = comm.release();
+    }
+    return report(status);
+}
+
+Result accept(void* listener, void** out) {
+    *out = nullptr;
+    auto& comm = *static_cast<ListenComm*>(listener);
+    const std::lock_guard<std::mutex> guard(comm.mutex);
+    if (auto connection = comm.listener->accept()) {
+        auto* made = new Comm;
+        made->connection = std::move(connection);
+        made->connection->owner = made;
+        *out = made;
+    }
+    return kSuccess;
+}
+
+Result register_memory(int type, void** mhandle) {
+    *mhandle = nullptr;
+    return type == kPointerHost ? kSuccess : kInternalError;
+}
+
+Result send(void* comm, void* data, size_t size, void** request) {
+    *request = nullptr;
+    if (size > kMaxMessage) return kInvalidArgument;
+    auto& c = *static_cast<Comm*>(comm);
+    const std::lock_guard<std::mutex> guard(c.mutex);
+    *request = c.connection->send(data, uint32_t(size), 0);
+    return *request ? kSuccess : int(c.connection->status().code);
+}
+
+Result receive(void* comm, int n, void** data, size_t size, void** request) {
+    *request = nullptr;  // may come in as 1: "completion optional"
+    if (n != 1) return kInvalidArgument;
+    auto& c = *static_cast<Comm*>(comm);
+    const std::lock_guard<std::mutex> guard(c.mutex);
+    *request = c.connection->receive(data[0], uint32_t(size < kMaxMessage ? size : kMaxMessage), 0);
+    return *request ? kSuccess : int(c.connection->status().code);
+}
+
+Result test(void* request, int* done, int* sizes) {
+    *done = 0;
+    auto& r = *static_cast<Request*>(request);
+    auto& comm = *static_cast<Comm*>(r.connection->owner);
+    const std::lock_guard<std::mutex> guard(comm.mutex);
+    return take_result(comm, r, done, sizes);
+}
+
+int report_comm(void* comm, StreamReport* out, int most) {
+    auto& c = *static_cast<Comm*>(comm);
+    const std::lock_guard<std::mutex> guard(c.mutex);
+    return report(*c.connection, out, most);
+}
+
+Result close_comm(void* comm) {
+    delete static_cast<Comm*>(comm);
+    return kSuccess;
+}
+
+Result close_listener(void* listener) {
+    delete static_cast<ListenComm*>(listener);
+    return kSuccess;
+}
+
+}  // namespace nccl

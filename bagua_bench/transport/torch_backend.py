@@ -1,0 +1,298 @@
+"""`torch.distributed` backend `bagua_net` for CPU tensors: every operation over all streams of all interfaces."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bagua_bench.transport.native import Group, Piece
+from bagua_bench.transport.work import Job, Lane, Message
+
+NAME = "bagua_net"
+_DTYPES = {
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.float16: 2,
+    torch.bfloat16: 3,
+    torch.int32: 4,
+    torch.int64: 5,
+    torch.uint8: 6,
+    torch.int8: 7,
+    torch.bool: 8,
+}
+_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")  # in the order of reduce.h
+_AVG, _FIRST_BITS, _FLOATS = 1, 5, 4
+
+
+_ProcessGroup: Any = dist.ProcessGroup  # its stubs know neither its overloads nor its newer names
+
+
+class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
+    """A process group; collective calls must come in the same order on all its ranks."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._timeout = timeout.total_seconds()
+        self._own_name = ""
+        self._native = Group(rank, size)
+        store.set(f"{NAME}/{rank}", self._native.handle)
+        self._native.join([bytes(store.get(f"{NAME}/{r}")) for r in range(size)], self._timeout)
+        self._lane = Lane(self._native.close)
+        self._end = weakref.finalize(self, self._lane.end)
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Job:
+        """Reduce in place, to all."""
+
+        def one(x: Tensor) -> None:
+            kind = _kind(x, opts)
+            with _Dense(x) as data:
+                self._native.all_reduce(data.data_ptr(), data.numel(), *kind, self._limit(opts))
+
+        return self._run(lambda: _for_each(one, tensors), tensors, opts)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Job:
+        """Reduce several in place, to all."""
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> Job:
+        """Reduce in place, to the root."""
+        (x,) = tensors
+
+        def run() -> None:
+            kind = _kind(x, opts)
+            with _Dense(x) as data:
+                self._native.reduce(data.data_ptr(), data.numel(), *kind, opts.rootRank, self._limit(opts))
+
+        return self._run(run, tensors, opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> Job:
+        """The root's tensor to all."""
+
+        def one(x: Tensor) -> None:
+            with _Dense(x) as data:
+                self._native.broadcast(data.data_ptr(), data.nbytes, opts.rootRank, self._limit(opts))
+
+        return self._run(lambda: _for_each(one, tensors), tensors, opts)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Job:
+        """Every rank's tensor to all, as a list."""
+
+        def run() -> None:
+            for out, x in zip(outputs, inputs, strict=True):
+                self._gather_all(out, x, opts)
+
+        return self._run(run, outputs, opts)
+
+    def _gather_all(self, out: Sequence[Tensor], x: Tensor, opts: Any) -> None:
+        dense = [_Dense(o, load=False) for o in out]
+        dense[self.rank()].data.copy_(x)
+        self._native.all_gather([d.data.data_ptr() for d in dense], x.nbytes, self._limit(opts))
+        for d in dense:
+            d.store()
+
+    def all_gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> Job:
+        """Every rank's tensor to all, one behind the other."""
+
+        def run() -> None:
+            with _Dense(output, load=False) as data:
+                self._gather_all(data.view(self.size(), -1).unbind(), x.reshape(-1), opts)
+
+        return self._run(run, output, opts)
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Job:
+        """Several `all_gather_single`."""
+        jobs = [self.all_gather_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
+        return self._run(lambda: [job.wait() for job in jobs], outputs, opts)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Job:
+        """Reduce a list of tensors; rank r keeps the r-th."""
+
+        def run() -> None:
+            for out, parts in zip(outputs, inputs, strict=True):
+                self._reduce_parts(out, torch.stack([p.reshape(-1) for p in parts]), opts)
+
+        return self._run(run, outputs, opts)
+
+    def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any = None) -> Job:
+        """Reduce; rank r keeps the r-th part."""
+        return self._run(lambda: self._reduce_parts(output, x.reshape(self.size(), -1).clone(), opts), output, opts)
+
+    def _reduce_parts(self, output: Tensor, parts: Tensor, opts: Any) -> None:
+        kind = _kind(parts, opts)
+        self._native.reduce_scatter(parts.data_ptr(), parts[0].numel(), *kind, self._limit(opts))
+        output.copy_(parts[self.rank()].view(output.shape))
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Job:
+        """Several `reduce_scatter_single`."""
+        jobs = [self.reduce_scatter_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
+        return self._run(lambda: [job.wait() for job in jobs], outputs, opts)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Job:
+        """A tensor to, and one from, every rank."""
+        return self._run(lambda: self._move(inputs, outputs, opts), outputs, opts)
+
+    def all_to_all_single(
+        self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
+    ) -> Job:
+        """A part to, and one from, every rank; parts are equal unless their rows are given."""
+
+        def run() -> None:
+            with _Dense(output, load=False) as data:
+                self._move(self._parts(x, input_splits), self._parts(data, output_splits), opts)
+
+        return self._run(run, output, opts)
+
+    def _parts(self, x: Tensor, splits: list[int]) -> tuple[Tensor, ...]:
+        return x.split(splits) if splits else x.tensor_split(self.size())
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Job:
+        """Every rank's tensor to the root."""
+        root = opts.rootRank
+        out = outputs[0] if self.rank() == root else []
+
+        def run() -> None:
+            self._move({root: inputs[0]}, dict(enumerate(out)), opts)
+
+        return self._run(run, outputs, opts)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Job:
+        """One of the root's tensors to every rank."""
+        root = opts.rootRank
+        parts = inputs[0] if self.rank() == root else []
+
+        def run() -> None:
+            self._move(dict(enumerate(parts)), {root: outputs[0]}, opts)
+
+        return self._run(run, outputs, opts)
+
+    def _move(self, out: Sequence[Tensor] | dict[int, Tensor], into: Any, opts: Any) -> None:
+        """Send one tensor to each of some ranks, receive one from each of some; the own one is copied."""
+        sends = dict(out) if isinstance(out, dict) else dict(enumerate(out))
+        receives = dict(into) if isinstance(into, dict) else dict(enumerate(into))
+        own = self.rank()
+        if own in sends and own in receives:
+            receives[own].copy_(sends[own])
+        sources = {r: x.contiguous() for r, x in sends.items() if r != own}
+        targets = {r: _Dense(x, load=False) for r, x in receives.items() if r != own}
+        pieces = [Piece(r, False, d.data.data_ptr(), d.data.nbytes) for r, d in targets.items()]
+        pieces += [Piece(r, True, x.data_ptr(), x.nbytes) for r, x in sources.items()]
+        self._native.move(pieces, self._limit(opts))
+        for d in targets.values():
+            d.store()
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> Message:
+        """Messages between two ranks arrive in the order in which they were sent; tags must agree."""
+        (x,) = tensors
+        data = x.contiguous()
+        return self._message(dst, True, data, tag, lambda: None)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> Message:
+        """Receive what `send` sends."""
+        dense = _Dense(tensors[0], load=False)
+        return self._message(src, False, dense.data, tag, dense.store)
+
+    def _message(self, peer: int, sending: bool, data: Tensor, tag: int, finish: Callable[[], None]) -> Message:
+        number = self._native.start(Piece(peer, sending, data.data_ptr(), data.nbytes), tag)
+
+        def done(data: Tensor = data) -> None:  # holds the memory until then
+            finish()
+
+        return Message(self._native, number, self._timeout, peer, done)
+
+    def barrier(self, opts: Any = None) -> Job:
+        """Nobody returns before all have called."""
+        token = torch.zeros(1, dtype=torch.uint8)
+        kind = (_DTYPES[token.dtype], 0)
+        return self._run(lambda: self._native.all_reduce(token.data_ptr(), 1, *kind, self._limit(opts)), [], opts)
+
+    def abort(self) -> None:
+        """Make everything pending fail."""
+        self._native.abort()
+
+    def shutdown(self) -> None:
+        """Close the connections when what was started has ended."""
+        self._end()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For operations started from now on."""
+        self._timeout = timeout.total_seconds()
+
+    def report(self, peer: int) -> list[dict[str, float]]:
+        """Counters of the streams to a rank: see core/report.h."""
+        return self._native.report(peer)
+
+    def getBackendName(self) -> str:
+        """As registered."""
+        return NAME
+
+    def _set_group_name(self, name: str) -> None:
+        self._own_name = name
+
+    @property
+    def group_name(self) -> str:
+        """What torch called the group."""
+        return self._own_name
+
+    def _run(self, call: Callable[[], Any], value: Any, opts: Any) -> Job:
+        return self._lane.run(Job(call, value), getattr(opts, "asyncOp", True))
+
+    def _limit(self, opts: Any) -> float:
+        given = opts.timeout.total_seconds() if opts is not None else 0.0
+        return given if given > 0 else self._timeout
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+class _Dense:
+    """Contiguous memory that stands for a tensor: its own, or a copy that is stored back."""
+
+    def __init__(self, x: Tensor, load: bool = True) -> None:
+        if x.device.type != "cpu":
+            raise ValueError(f"{NAME} moves CPU tensors, not {x.device}; use nccl with transport=nccl_bagua_net")
+        self._x = x
+        self.data = x if x.is_contiguous() else x.contiguous() if load else torch.empty(x.shape, dtype=x.dtype)
+
+    def store(self) -> None:
+        """Bring the tensor up to date."""
+        if self.data is not self._x:
+            self._x.copy_(self.data)
+
+    def __enter__(self) -> Tensor:
+        return self.data
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.store()
+
+
+def _for_each(call: Callable[[Tensor], None], tensors: Sequence[Tensor]) -> None:
+    for x in tensors:
+        call(x)
+
+
+def _kind(x: Tensor, opts: Any) -> tuple[int, int]:
+    """Numbers of type and operation; ValueError for what cannot be reduced."""
+    name = "SUM" if opts is None else opts.reduceOp.op.name
+    dtype = _DTYPES.get(x.dtype)
+    op = _OPS.index(name) if name in _OPS else None
+    fits = dtype is not None and op is not None and (op != _AVG or dtype < _FLOATS)
+    if not fits or (op is not None and op >= _FIRST_BITS and dtype is not None and dtype < _FLOATS):
+        raise ValueError(f"{NAME} cannot reduce {x.dtype} with {name}")
+    assert dtype is not None and op is not None
+    return dtype, op
+
+
+def register() -> None:
+    """Make the name known to torch.distributed; once."""
+    if not hasattr(dist.Backend, NAME.upper()):
+        dist.Backend.register_backend(NAME, BaguaNetGroup, devices=["cpu"])

@@ -1,0 +1,52 @@
+"""Faults and strangers, a few of each; `python -m bagua_bench.transport soak` runs the many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bagua_bench.transport.harness import faults, shaped, siege
+from tests.transport.conftest import NEWEST, Start
+
+
+def test_every_fault_ends_in_whole_data_or_an_error_in_time(built: tuple[Path, Path]) -> None:
+    links = shaped.unavailable() is None
+    found = list(faults.run(*built, NEWEST, len(faults.KINDS) if links else len(faults.KINDS) - 1, 1, links))
+    assert [fault for fault in found if not fault.good] == []
+
+
+def test_a_peer_that_computes_for_long_is_not_taken_for_dead(start: Start) -> None:
+    pair = start(environment={"BAGUA_NET_TIMEOUT": "0.5"})
+    pair.link()
+    plan = {"size": 8 * 2**20, "count": 4, "window": 4}
+    pair.a.tell("stream", name="x.s", sending=True, **plan)
+    pair.b.ask("rest", seconds=1.5)
+    assert pair.b.ask("stream", name="x.r", sending=False, **plan)["result"] == 0
+    assert pair.a.hear()["result"] == 0
+
+
+def test_strangers_neither_join_nor_disturb(built: tuple[Path, Path]) -> None:
+    found = siege.of_handshake(*built, NEWEST, 600, 1)
+    assert (found.hostile, found.honest, found.lost) == (600, 12, 0)
+    assert found.before == found.after
+
+
+def test_malformed_chunks_are_an_error_and_nothing_else(built: tuple[Path, Path]) -> None:
+    found = siege.of_chunks(*built, NEWEST, 150, 1)
+    assert (found.hostile, found.joined) == (150, 0)
+    assert found.before == found.after
+
+
+def test_a_second_claim_to_a_stream_is_refused(start: Start) -> None:
+    from bagua_bench.transport.harness.strangers import Target, join, receive
+
+    pair = start()
+    target = Target.of(pair.b.ask("listen", name="l")["handle"])
+    pair.b.tell("link", connect={}, accept={"r": "l"})
+    identity = bytes(range(8))
+    with join(target, 0, 1, identity) as first:
+        assert receive(first, 8)
+        with join(target, 0, 1, identity) as second:
+            assert second.recv(8) == b""
+        with join(target, 1, 1, identity) as pulse:
+            assert receive(pulse, 8)
+            assert pair.b.hear()["result"] == 0

@@ -1,0 +1,58 @@
+"""The suite over the transport: every algorithm, the front door, the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bagua_bench.comm.torch_groups import TorchComm
+from tests.catalogue import options, resolved
+from tests.contract.test_algorithms import SHORT, follow, train
+from tests.integration.cli import TINY, bench, recorded
+from tests.ranks import run
+
+pytestmark = pytest.mark.usefixtures("built")
+NAMES = [name for name in options("algo") if name not in ("async", "ddp")]
+
+
+def _both(comm: TorchComm, names: list[str]) -> dict[str, bool]:
+    gloo = TorchComm.create("gloo", 30.0)
+    same = {}
+    for name in names:
+        cell = resolved(f"algo={name}", "task=quadratic", *SHORT.get(name, []))
+        same[name] = torch.equal(follow(comm, cell, torch.float32), follow(gloo, cell, torch.float32))
+    return same
+
+
+def test_algorithms_compute_over_it_what_they_compute_over_gloo() -> None:
+    for same in run("bagua_net", 2, _both, NAMES):
+        assert same == dict.fromkeys(NAMES, True)
+
+
+def test_asynchronous_averaging_over_it() -> None:
+    results = run("bagua_net", 2, train, resolved("algo=async", "task=quadratic", *SHORT["async"]), 100)
+    mean = torch.stack([x for x, _ in results]).mean(0)
+    for x, consensus in results:
+        assert (x - mean).norm() <= consensus * mean.norm()
+
+
+def test_from_the_command_line_with_counters_in_the_record(tmp_path: Path) -> None:
+    done = bench(tmp_path, *TINY, "algo=ddp", "transport=bagua_net", "transport.streams=3")
+    assert done.returncode == 0, done.stderr
+    [record] = recorded(tmp_path)
+    first, second = record["result"]["streams"]
+    assert len(first["1"]) == len(second["0"]) == 3
+    assert sum(s["bytes_sent"] for s in first["1"]) > 0
+
+
+WRONG = (["transport.streams=4"], ["transport=bagua_net", "transport.streams=65"], ["transport.plugin=bagua_net"])
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_what_does_not_fit_is_said_before_anything_starts(tmp_path: Path, arguments: list[str]) -> None:
+    done = bench(tmp_path, *TINY, *arguments)
+    assert done.returncode != 0
+    assert "transport." in done.stderr
+    assert "allowed" in done.stderr

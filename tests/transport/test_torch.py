@@ -1,0 +1,280 @@
+"""The torch.distributed backend beside gloo: the same calls, the same results."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bagua_bench.comm.torch_groups import TorchComm
+from tests.ranks import outcomes, run
+
+HOME = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("built")
+SIZES = [1, 7, 1000, 50_000, 300_001]  # one message, few steps, ring; not divisible
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int32, torch.int64, torch.uint8]
+OPS = ["SUM", "PRODUCT", "MIN", "MAX"]
+Group = Any
+
+
+def _data(rank: int, count: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    if dtype.is_floating_point:
+        return torch.randn(count, generator=generator).to(dtype)
+    return torch.randint(0, 100, (count,), generator=generator).to(dtype)
+
+
+def _reductions(comm: TorchComm) -> None:
+    for dtype in FLOATS + INTEGERS:
+        exact = not dtype.is_floating_point
+        ops = OPS + (["BAND", "BOR", "BXOR"] if exact else ["AVG"])
+        for op in ops:
+            for count in SIZES if op == "SUM" else SIZES[1:3]:
+                parts = [_data(r, count, dtype) for r in range(comm.size)]
+                wanted = _reduced(parts, op)
+                got = parts[comm.rank].clone()
+                dist.all_reduce(got, getattr(dist.ReduceOp, op), group=comm.group)
+                _close(got, wanted, f"{op} {dtype} {count}")
+
+
+def _reduced(parts: list[Tensor], op: str) -> Tensor:
+    """The reduction, in double or in integers that wrap."""
+    dtype = parts[0].dtype
+    x = torch.stack([p.double() if dtype.is_floating_point else p for p in parts])
+    bits: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "BAND": torch.bitwise_and,
+        "BOR": torch.bitwise_or,
+        "BXOR": torch.bitwise_xor,
+    }
+    if op in bits:
+        out = x[0]
+        for part in x[1:]:
+            out = bits[op](out, part)
+        return out
+    simple = {"SUM": x.sum(0), "PRODUCT": x.prod(0), "MIN": x.amin(0), "MAX": x.amax(0)}
+    return (x.mean(0) if op == "AVG" else simple[op]).to(dtype)
+
+
+def _close(got: Tensor, wanted: Tensor, what: str) -> None:
+    tolerance = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 1e-5}.get(got.dtype, 1e-12)
+    if got.dtype.is_floating_point:
+        assert torch.allclose(got, wanted.to(got.dtype), rtol=tolerance, atol=tolerance), what
+    else:
+        assert torch.equal(got, wanted), what
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_reductions_of_every_type_and_operation(size: int) -> None:
+    run("bagua_net", size, _reductions)
+
+
+def _calls(comm: TorchComm, group: Group, count: int) -> list[Tensor]:
+    """Every collective but the reductions, and those on the way; what this rank got."""
+    me, n = comm.rank, comm.size
+    x = _data(me, count, torch.int64)
+    blocks = _data(me, n * count, torch.int64, 1)
+    got: list[Tensor] = []
+    for root in range(n):
+        part = x.clone()
+        dist.broadcast(part, group=group, group_src=root)
+        total = x.clone()
+        dist.reduce(total, group=group, group_dst=root)
+        out = [torch.zeros_like(x) for _ in range(n)] if me == root else None
+        dist.gather(x, out, group=group, group_dst=root)
+        piece = torch.zeros_like(x)
+        dist.scatter(piece, list(blocks.view(n, -1).unbind()) if me == root else None, group=group, group_src=root)
+        got += [part, *([total] if me == root else []), *(out or []), piece]
+    everyone = [torch.zeros_like(x) for _ in range(n)]
+    dist.all_gather(everyone, x, group=group)
+    flat = torch.zeros(n * count, dtype=x.dtype)
+    dist.all_gather_into_tensor(flat, x, group=group)
+    own = torch.zeros_like(x)
+    dist.reduce_scatter(own, [b.clone() for b in blocks.view(n, -1)], group=group)
+    tensor = torch.zeros_like(x)
+    dist.reduce_scatter_tensor(tensor, blocks.clone(), group=group)  # gloo overwrites it
+    swapped = torch.zeros_like(blocks)
+    dist.all_to_all_single(swapped, blocks, group=group)
+    splits = [(me + r) % 3 for r in range(n)]
+    uneven = torch.zeros(sum(splits), 2, dtype=torch.int64)
+    dist.all_to_all_single(uneven, blocks[: 2 * sum(splits)].view(-1, 2), splits, splits, group=group)
+    objects: list[Any] = [None] * n
+    dist.all_gather_object(objects, {"rank": me}, group=group)
+    assert objects == [{"rank": r} for r in range(n)]
+    dist.barrier(group=group)
+    return [*got, *everyone, flat, own, tensor, swapped, uneven]
+
+
+def _beside_gloo(comm: TorchComm, count: int) -> None:
+    pairs = zip(_calls(comm, comm.group, count), _calls(comm, None, count), strict=True)
+    assert [k for k, (got, wanted) in enumerate(pairs) if not torch.equal(got, wanted)] == []
+
+
+@pytest.mark.parametrize("count", [6, 300_000])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_collective_gives_what_gloo_gives(size: int, count: int) -> None:
+    run("bagua_net", size, _beside_gloo, count)
+
+
+def _lists(comm: TorchComm) -> None:
+    n, me = comm.size, comm.rank
+    parts = [torch.full((r + 1,), 10 * me + r) for r in range(n)]
+    out = [torch.zeros(me + 1, dtype=torch.int64) for _ in range(n)]
+    dist.all_to_all(out, parts, group=comm.group)
+    assert [int(o[0]) for o in out] == [10 * r + me for r in range(n)]
+
+
+def _strided(comm: TorchComm) -> None:
+    """Not beside gloo, which leaves such a tensor as it was."""
+    x = torch.zeros(1000, 2)[:, 0]
+    x.copy_(_data(comm.rank, 1000, torch.float32))
+    dist.all_reduce(x, group=comm.group)
+    _close(x, _reduced([_data(r, 1000, torch.float32) for r in range(comm.size)], "SUM"), "strided")
+    columns = [torch.zeros(1000, 2)[:, 1] for _ in range(comm.size)]
+    dist.all_gather(columns, x, group=comm.group)
+    assert all(torch.equal(column, x) for column in columns)
+
+
+def _messages(comm: TorchComm) -> None:
+    n, me = comm.size, comm.rank
+    right, left = (me + 1) % n, (me - 1) % n
+    for count in (1, 5000, 3_000_000):
+        out, into = torch.full((count,), float(me)), torch.zeros(count)
+        calls = [dist.P2POp(dist.isend, out, group=comm.group, group_peer=right)]
+        calls += [dist.P2POp(dist.irecv, into, group=comm.group, group_peer=left)]
+        works = dist.batch_isend_irecv(calls)
+        for work in works:
+            work.wait()
+        assert (into == left).all()
+    if me == 0:
+        for k in range(100):
+            dist.send(torch.tensor([k]), group=comm.group, group_dst=1)
+    if me == 1:
+        x = torch.zeros(1, dtype=torch.int64)
+        for k in range(100):
+            dist.recv(x, group=comm.group, group_src=0)
+            assert int(x) == k
+
+
+def _asynchronous(comm: TorchComm) -> None:
+    tensors = [torch.full((1000 * (k + 1),), float(comm.rank)) for k in range(20)]
+    works = [dist.all_reduce(x, group=comm.group, async_op=True) for x in tensors]
+    futures = [work.get_future() for work in works]
+    doubled = futures[3].then(lambda f: f.value()[0] * 2)
+    sync = torch.ones(10)
+    dist.all_reduce(sync, group=comm.group)  # must not overtake
+    for work in works:
+        work.wait()
+        assert work.is_completed()
+    total = sum(range(comm.size))
+    assert all((x == total).all() for x in tensors)
+    assert (doubled.wait() == 2 * total).all()
+    assert (sync == comm.size).all()
+
+
+def _sub_groups(comm: TorchComm) -> None:
+    halves = [dist.new_group([r for r in range(comm.size) if r % 2 == h], backend="bagua_net") for h in range(2)]
+    x = torch.tensor([float(comm.rank)])
+    dist.all_reduce(x, group=halves[comm.rank % 2])
+    assert float(x) == sum(r for r in range(comm.size) if r % 2 == comm.rank % 2)
+
+
+@pytest.mark.parametrize("body", [_lists, _strided, _messages, _asynchronous, _sub_groups], ids=lambda b: b.__name__)
+def test_other_calls(body: Callable[[TorchComm], None]) -> None:
+    run("bagua_net", 4 if body is _sub_groups else 3, body)
+
+
+def _same_bits(comm: TorchComm) -> list[bytes]:
+    found = []
+    for count in SIZES:
+        x = _data(comm.rank, count, torch.float32)
+        dist.all_reduce(x, group=comm.group)
+        found.append(x.numpy().tobytes())
+    return found
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_all_ranks_get_the_same_bits(size: int) -> None:
+    first, *others = run("bagua_net", size, _same_bits)
+    assert all(other == first for other in others)
+
+
+def _late(comm: TorchComm) -> float:
+    group = dist.new_group(backend="bagua_net", timeout=timedelta(seconds=1))
+    if comm.rank == 1:
+        time.sleep(3)
+        return 0.0
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="timed out"):
+        dist.all_reduce(torch.ones(10), group=group)
+    return time.monotonic() - began
+
+
+def test_a_rank_that_does_not_come_is_a_time_out() -> None:
+    assert 0.9 < run("bagua_net", 2, _late)[0] < 2.5
+
+
+def _die(comm: TorchComm) -> float:
+    x = torch.ones(1_000_000)
+    dist.all_reduce(x, group=comm.group)
+    if comm.rank == 1:
+        os._exit(1)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"peer|stream"):
+        for _ in range(1000):
+            dist.all_reduce(x, group=comm.group)
+    return time.monotonic() - began
+
+
+def test_a_rank_that_dies_is_an_error_within_a_second() -> None:
+    survivor, _ = outcomes("bagua_net", 2, _die)
+    assert isinstance(survivor, float)
+    assert survivor < 1.0
+
+
+def _refuses(comm: TorchComm) -> None:
+    with pytest.raises(ValueError, match="cannot reduce"):
+        dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND, group=comm.group)
+
+
+def test_what_cannot_be_reduced_is_named() -> None:
+    run("bagua_net", 2, _refuses)
+
+
+SCRIPT = """
+import torch, torch.distributed as dist
+import bagua_bench.transport
+dist.init_process_group("bagua_net")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 5))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+torch.manual_seed(dist.get_rank())
+for _ in range(5):
+    model(torch.randn(8, 20)).square().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+others = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+dist.all_gather(others, weights)
+assert all(torch.equal(weights, other) for other in others)
+assert dist.get_backend() == "bagua_net"
+dist.destroy_process_group()
+print("equal")
+"""
+
+
+def test_in_a_script_of_one_s_own_with_ddp(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "own.py"]
+    variables = {**os.environ, "BAGUA_NET_INTERFACES": "lo", "PYTHONPATH": str(HOME)}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("equal") == 2
