@@ -1,0 +1,85 @@
+"""The figures of sweeps and ablations are pure functions of records."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import matplotlib
+import pytest
+from matplotlib import pyplot
+
+from bagua_bench import records
+from bagua_bench.figures import ablation, sweep
+from tests.catalogue import resolved
+from tests.unit.test_records import RESULT, new
+
+matplotlib.use("Agg")
+
+
+def record(rate: float, *overrides: str, round_: int = 0) -> dict[str, Any]:
+    made = json.loads(json.dumps(records.complete(new(round_), RESULT)))
+    made["config"] = resolved("mode=emulate", "task=vgg16", *overrides)
+    made["source"] = "emulated"
+    made["result"]["throughput"] = rate
+    return made
+
+
+def test_a_bandwidth_sweep_has_a_row_per_algorithm_and_point() -> None:
+    rates = {("ddp", "1gbit"): 10, ("ddp", "10gbit"): 40, ("bytegrad", "1gbit"): 35, ("bytegrad", "10gbit"): 60}
+    found = [
+        record(rate + k, f"algo={algo}", f"network.bandwidth={speed}", "compute.shrink=100", round_=k)
+        for (algo, speed), rate in rates.items()
+        for k in range(2)
+    ]
+    data = sweep.table(found)
+    assert list(data["algorithm"]) == ["bytegrad", "bytegrad", "ddp", "ddp"]
+    assert list(data["bandwidth, Gbit/s"]) == [1, 10, 1, 10]
+    assert list(data["rounds"]) == [2] * 4 and set(data["scale_model"]) == {100}
+    assert data["ratio_to_ddp"][0] == pytest.approx(35.5 / 10.5)
+    samples = RESULT["samples_per_step"]
+    assert data["step_seconds"][2] == pytest.approx((samples / 10 + samples / 11) / 2)
+    _, axes = pyplot.subplots()
+    sweep.draw(data, axes)
+    assert len(axes.get_legend_handles_labels()[0]) == 2
+    [own] = axes.child_axes
+    assert "1 : 100" in own.get_xlabel()
+
+
+@pytest.mark.parametrize(
+    ("points", "label"),
+    [
+        (["network.latency=0ms", "network.latency=5ms"], "latency"),
+        (["+cluster.slow_ranks.0=1", "+cluster.slow_ranks.0=4"], "relative to the others"),
+        (["cluster.servers=2", "cluster.servers=4"], "ranks"),
+    ],
+)
+def test_what_a_sweep_runs_along_is_found(points: list[str], label: str) -> None:
+    data = sweep.table([record(10, "algo=ddp", "network.bandwidth=1gbit", point) for point in points])
+    assert any(label in column for column in data.columns)
+    _, axes = pyplot.subplots()
+    sweep.draw(data, axes)
+    assert label in axes.get_xlabel()
+
+
+def test_records_of_two_sweeps_are_not_drawn_together() -> None:
+    with pytest.raises(ValueError, match="no axis"):
+        sweep.table([record(10, "network=1gbit"), record(10, "network=10gbit", "task.batch=3")])
+    with pytest.raises(ValueError, match="one point"):
+        sweep.table([record(10, "network=1gbit")])
+
+
+def test_ablation_compares_with_everything_on() -> None:
+    on = ["algo=bytegrad", "cluster=2x2", "algo.hierarchical=true"]
+    found = [
+        record(100, *on),
+        record(50, *on, "run.overlap=false"),
+        record(20, *on, "run.bucket_size=0B"),
+        record(80, "algo=bytegrad", "cluster=2x2", "algo.hierarchical=false"),
+    ]
+    data = ablation.table(found).set_index("variant")
+    ratios = {"all": 1.0, "without O": 0.5, "without F": 0.2, "without H": 0.8}
+    assert dict(data["ratio_to_all"]) == pytest.approx(ratios)
+    _, axes = pyplot.subplots()
+    ablation.draw(data.reset_index(), axes)
+    assert [bar.get_height() for bar in axes.patches] == [100, 20, 80, 50]
