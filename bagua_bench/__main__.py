@@ -32,6 +32,7 @@ class App:
     def __init__(self) -> None:
         self.batches: list[tuple[list[Job], str]] = []
         self.error: Exception | None = None
+        self.dry_run = False
 
     def __call__(self, composed: DictConfig) -> None:
         try:
@@ -43,6 +44,7 @@ class App:
         choices = HydraConfig.get().runtime.choices
         if composed.campaign is None:
             return [Job(_checked(config.resolve(composed, choices)), 0)], ADHOC
+        self.dry_run = composed.campaign.dry_run
         overrides = list(HydraConfig.get().overrides.task)
         cells = [_checked(cell) for cell in campaign.cells(composed.campaign, overrides)]
         return interleave(cells, composed.campaign.rounds), choices["campaign"]
@@ -74,6 +76,12 @@ def main() -> int:
         print(_explained(error), file=sys.stderr)
         return 2
     if not app.batches:  # --help and the like
+        return 0
+    if app.dry_run:
+        from bagua_bench.session import preview
+
+        for jobs, name in app.batches:
+            preview(jobs, name)
         return 0
     if any(is_shaped(job.cell) for jobs, _ in app.batches for job in jobs):
         machine.enter()

@@ -21,6 +21,14 @@ def cell_id(cell: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def flatten(cell: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys and values of all groups."""
+    flat: dict[str, Any] = {}
+    for group, values in cell.items():
+        flat |= {f"{group}.{k}": v for k, v in values.items()} if isinstance(values, dict) else {group: values}
+    return flat
+
+
 def label(cell: dict[str, Any]) -> str:
     """Short text for people."""
     return f"{cell['task']['name']} {cell['algo']['name']} over {cell['transport']['name']}, {world_size(cell)} ranks"

@@ -151,6 +151,7 @@ class Campaign:
     overrides: list[str] = field(default_factory=list)
     axes: list[Any] = field(default_factory=list)
     figure: str = "throughput"
+    dry_run: bool = False  # show the cells and how long they will take, and stop
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from bagua_bench.cell import cell_id, flatten
+from bagua_bench.plan import Job
 from bagua_bench.records import Record
 from bagua_bench.training.phases import PHASES
 
@@ -49,6 +52,27 @@ def counting(total: int) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=CONSOLE, transient=True) as progress:
         bar = progress.add_task("", total=total)
         yield lambda description: progress.update(bar, advance=1, description=description)
+
+
+def duration(seconds: float | None) -> str:
+    """How long the rest will take, for people; empty where it is not known."""
+    return "" if seconds is None else f"{_seconds(seconds)} left, "
+
+
+def show_plan(jobs: Sequence[Job], todo: Sequence[Job], seconds: float | None) -> None:
+    """Print every cell of a campaign by what tells it from the others, and how many of its rounds are done."""
+    cells = {cell_id(job.cell): job.cell for job in jobs}
+    flat = {name: flatten(cell) for name, cell in cells.items()}
+    keys = [k for k in next(iter(flat.values())) if len({json.dumps(facts.get(k)) for facts in flat.values()}) > 1]
+    keys = [k for k in keys if all(k in facts for facts in flat.values()) and not k.endswith("._target_")]
+    table = Table(*keys, "rounds done")
+    for name, facts in flat.items():
+        rounds = [job.round for job in jobs if cell_id(job.cell) == name]
+        left = sum(cell_id(job.cell) == name for job in todo)
+        table.add_row(*(str(facts.get(key, "")) for key in keys), f"{len(rounds) - left} of {len(rounds)}")
+    CONSOLE.print(table)
+    time = "unknown before the first of them has run" if seconds is None else f"about {_seconds(seconds)}"
+    CONSOLE.print(f"{len(todo)} runs to do; time: {time}")
 
 
 def show(record: Record, path: Path) -> None:

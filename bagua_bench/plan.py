@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from bagua_bench.cell import cell_id
@@ -35,3 +36,14 @@ def remaining(jobs: Iterable[Job], records: Iterable[Record], code: str) -> list
         if record["status"] == "done" and record["code"]["sources"] == code
     }
     return [job for job in jobs if (cell_id(job.cell), job.round) not in done]
+
+
+def estimate(jobs: Iterable[Job], records: Iterable[Record]) -> float | None:
+    """Seconds that the jobs will take: as long as earlier runs of the same cells, else as the mean of all; or None."""
+    taken: dict[str, list[float]] = {}
+    for record in records:
+        taken.setdefault(record["cell"], []).append(record["seconds"])
+    if not taken:
+        return None
+    usual = fmean(fmean(seconds) for seconds in taken.values())
+    return sum(fmean(taken.get(cell_id(job.cell), [usual])) for job in jobs)

@@ -8,23 +8,38 @@ from pathlib import Path
 from bagua_bench import display, records
 from bagua_bench.cell import label
 from bagua_bench.launch import joined
-from bagua_bench.plan import Job, remaining
+from bagua_bench.plan import Job, estimate, remaining
 from bagua_bench.provenance import code_hash
+from bagua_bench.records import Record
 from bagua_bench.runner import run_job
 
 
 def run_jobs(jobs: Sequence[Job], campaign: str, resume: bool) -> list[str]:
     """Run the jobs; with `resume`, only those that the campaign's records do not have yet. Returns the failures."""
-    path = Path(jobs[0].cell["run"]["results"]) / campaign / "records.jsonl"
-    todo = remaining(jobs, records.read([path]), code_hash()) if resume and path.exists() else list(jobs)
+    known, todo = _open(jobs, campaign, resume)
     failures = []
     for number, job in enumerate(todo, len(jobs) - len(todo) + 1):
         place = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
-        with display.watching(place + label(job.cell)) as watch:
+        left = display.duration(estimate(todo[number - 1 - len(jobs) :], known)) if len(jobs) > 1 else ""
+        with display.watching(place + left + label(job.cell)) as watch:
             kept = run_job(job, campaign, watch)
         if kept is not None and joined.is_recorder():
             record, where = kept
+            known.append(record)
             display.show(record, where)
             if record["status"] != "done":
                 failures.append(f"{label(job.cell)}: {record['reason']}")
     return failures
+
+
+def preview(jobs: Sequence[Job], campaign: str) -> None:
+    """Print a campaign's cells, how many of their rounds are done, and how long the rest will take."""
+    known, todo = _open(jobs, campaign, resume=True)
+    display.show_plan(jobs, todo, estimate(todo, known))
+
+
+def _open(jobs: Sequence[Job], campaign: str, resume: bool) -> tuple[list[Record], list[Job]]:
+    """The campaign's records so far, and the jobs that are to be done."""
+    path = Path(jobs[0].cell["run"]["results"]) / campaign / "records.jsonl"
+    known = records.read([path]) if resume and path.exists() else []
+    return known, remaining(jobs, known, code_hash())

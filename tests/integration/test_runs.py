@@ -198,3 +198,24 @@ def test_a_campaign_resumes_where_it_stopped(tmp_path: Path) -> None:
     assert [r["round"] for r in recorded(tmp_path, "quick")] == [0, 1]
     assert bench(tmp_path, *arguments).returncode == 0
     assert len(recorded(tmp_path, "quick")) == 2, "nothing was left to do"
+
+
+def test_a_dry_run_shows_the_cells_and_the_time_and_starts_nothing(tmp_path: Path) -> None:
+    arguments = ["campaign=quick", "campaign.rounds=2", "task=quadratic", "run.steps=2"]
+    asked = bench(tmp_path, *arguments, "campaign.dry_run=true")
+    assert asked.returncode == 0, asked.stderr
+    assert "6 runs to do" in asked.stdout and "unknown" in asked.stdout and "bytegrad" in asked.stdout
+    assert recorded(tmp_path, "quick") == []
+    assert bench(tmp_path, "algo=bytegrad", *arguments).returncode == 0
+    asked = bench(
+        tmp_path, "algo=bytegrad", *arguments[:1], "campaign.rounds=3", *arguments[2:], "campaign.dry_run=true"
+    )
+    assert "1 runs to do; time: about" in asked.stdout
+
+
+def test_a_campaign_goes_on_after_a_failure_and_reports_it_at_the_end(tmp_path: Path) -> None:
+    failing = "algo=gradient_allreduce,bytegrad"
+    done = bench(tmp_path, "-m", "task=quadratic", "run.steps=3", "task.lr=1e30", failing)
+    assert done.returncode == 1
+    assert len(recorded(tmp_path)) == 2
+    assert done.stderr.count("failed: quadratic") == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bagua_bench.cell import cell_id
-from bagua_bench.plan import interleave, remaining
+from bagua_bench.plan import Job, estimate, interleave, remaining
 from tests.unit.test_records import CELL
 
 CELLS = [{**CELL, "run": {"steps": k, "results": "results"}} for k in (1, 2, 3)]
@@ -27,3 +27,13 @@ def test_a_cell_is_its_configuration_without_where_results_go() -> None:
     moved = {**CELL, "run": {**CELL["run"], "results": "/elsewhere"}}
     assert cell_id(moved) == cell_id(CELL)
     assert len({cell_id(cell) for cell in CELLS}) == 3
+
+
+def test_the_time_left_is_that_of_earlier_runs() -> None:
+    def took(cell: int, seconds: float) -> dict[str, object]:
+        return {"cell": cell_id(CELLS[cell]), "seconds": seconds}
+
+    jobs = [Job(cell, 0) for cell in CELLS]
+    assert estimate(jobs, []) is None
+    assert estimate(jobs, [took(0, 10), took(0, 20), took(1, 5)]) == 15 + 5 + 10, "an unknown cell is as the others"
+    assert estimate(jobs[:1], [took(1, 5)]) == 5
