@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from bagua_bench import records
 from bagua_bench.provenance import HOME
-from bagua_bench.simulate import advise, published, report
+from bagua_bench.simulate import advise, calibration, published, report
 from bagua_bench.simulate.cluster import Physics
 from bagua_bench.simulate.fit import Case, case, fit
 from bagua_bench.simulate.parameters import PAPER, Parameter, physics, tree
+from bagua_bench.simulate.run import simulate
 from tests.catalogue import resolved
 
 PAPER_FOLDER = HOME / "results" / "paper"
@@ -28,7 +31,7 @@ def measured(noise: float = 0.0) -> list[Case]:
     """Made-up measurements of known parameters, with a relative error."""
     rng, cases = np.random.default_rng(0), []
     for algo in ("ddp", "bytegrad", "decentralized"):
-        for rate in (1, 4, 16, 100):
+        for rate in (1, 10, 100):
             overrides = ["mode=simulate", "task=vgg16", f"algo={algo}", "cluster=bagua_paper", "transport=nccl"]
             cell = resolved(*overrides, f"network.bandwidth={rate}gbit", "run.steps=1")
             made = case(cell, 1.0)
@@ -151,3 +154,25 @@ def test_advice_is_sorted_and_compares_hierarchies(tmp_path: Path) -> None:
     table = advise.advise(cells)
     assert list(table["step_seconds"]) == sorted(table["step_seconds"])
     assert table["epoch_seconds"].iloc[0] == pytest.approx(table["step_seconds"].iloc[0] * 1_281_167 / 4096)
+
+
+def test_records_calibrate_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step times of a made-up cluster, as if emulated; the file that is written predicts them."""
+    rates = {"ring": 3e8, "process": 2e8, "connection": 2e8, "latency": 1e-3}
+    for algo in ("gradient_allreduce", "bytegrad", "low_precision_decentralized"):
+        for servers in (2, 4):
+            for rate in ("1gbit", "10gbit"):
+                asked = ["task=vgg16", f"algo={algo}", f"cluster.servers={servers}", f"network.bandwidth={rate}"]
+                cell = resolved("mode=emulate", *asked, "run.steps=1")
+                physical = {**cell["cluster"], "physics": rates}
+                result = simulate({**cell, "mode": "simulate", "cluster": physical})
+                made = records.make_record(cell, "runs", 0, datetime.now(timezone.utc))
+                records.append(tmp_path / "records.jsonl", records.complete(made, result))
+    source = calibration.open_source("mine", tmp_path, [tmp_path / "records.jsonl"])
+    assert len(source.known) == 12
+    found = source.calibrate()
+    assert np.abs(found.errors([k.case for k in source.known])).max() < 0.02
+    (tmp_path / "cluster").mkdir()
+    monkeypatch.setattr(calibration.config, "CONF", tmp_path)
+    source.write(found)
+    assert source.errors()["error"].abs().max() < 0.02
