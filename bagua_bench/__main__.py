@@ -87,7 +87,7 @@ def main() -> int:
         machine.enter()
     from bagua_bench.session import run_jobs  # now that there is something to run
 
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         failures = [failure for jobs, name in app.batches for failure in run_jobs(jobs, name, resume=name != ADHOC)]
     except KeyboardInterrupt:

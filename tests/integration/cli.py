@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -29,8 +30,14 @@ def bench(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """The command in a session of its own. It hears SIGINT also where these tests run in the background."""
     return subprocess.Popen(
-        [*COMMAND, *arguments], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        [*COMMAND, *arguments],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,24 +89,33 @@ def test_a_run_that_diverges_is_wrong_not_done(tmp_path: Path) -> None:
     assert (record["status"], record["reason"]) == ("wrong", "the weights hold NaN or Inf")
 
 
+Running = tuple[subprocess.Popen[bytes], list[psutil.Process]]
 LONG = ["task=quadratic", "run.steps=1000000", "run.warmup=0", "run.timeout=6s"]
 
 
-def running(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
     """A long run, with both workers in their training loop."""
     parent = start(tmp_path, *LONG)
+    try:
+        yield parent, _training(parent)
+    finally:
+        parent.kill()
+
+
+def _training(parent: subprocess.Popen[bytes]) -> list[psutil.Process]:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         time.sleep(0.3)
         found = workers(parent.pid)
         if len(found) == 2 and all(p.cpu_times().user > 1.2 and p.num_threads() > 4 for p in found):
             time.sleep(1)
-            return parent, found
+            return found
     raise AssertionError("the run did not start")
 
 
-def test_interrupt_ends_everything_and_is_recorded(tmp_path: Path) -> None:
-    parent, found = running(tmp_path)
+def test_interrupt_ends_everything_and_is_recorded(running: Running, tmp_path: Path) -> None:
+    parent, found = running
     began = time.monotonic()
     parent.send_signal(signal.SIGINT)
     assert parent.wait(20) == 130
@@ -114,16 +124,16 @@ def test_interrupt_ends_everything_and_is_recorded(tmp_path: Path) -> None:
     assert [(r["status"], r["reason"]) for r in recorded(tmp_path)] == [("failed", "interrupted")]
 
 
-def test_terminate_is_like_interrupt(tmp_path: Path) -> None:
-    parent, _ = running(tmp_path)
+def test_terminate_is_like_interrupt(running: Running, tmp_path: Path) -> None:
+    parent, _ = running
     parent.terminate()
     parent.wait(20)
     assert leftovers(tmp_path) == []
     assert [r["status"] for r in recorded(tmp_path)] == ["failed"]
 
 
-def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    parent, found = running(tmp_path)
+def test_a_killed_rank_ends_the_run_with_its_name(running: Running, tmp_path: Path) -> None:
+    parent, found = running
     victim = next(p for p in found if p.environ()["RANK"] == "1")
     victim.kill()
     assert parent.wait(20) == 1
@@ -132,8 +142,8 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == []
 
 
-def test_a_stopped_rank_ends_the_run_after_the_time_out(tmp_path: Path) -> None:
-    parent, found = running(tmp_path)
+def test_a_stopped_rank_ends_the_run_after_the_time_out(running: Running, tmp_path: Path) -> None:
+    parent, found = running
     found[0].suspend()
     assert parent.wait(60) == 1
     [record] = recorded(tmp_path)
@@ -141,8 +151,8 @@ def test_a_stopped_rank_ends_the_run_after_the_time_out(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == []
 
 
-def test_a_killed_parent_leaves_nothing_behind(tmp_path: Path) -> None:
-    parent, _ = running(tmp_path)
+def test_a_killed_parent_leaves_nothing_behind(running: Running, tmp_path: Path) -> None:
+    parent, _ = running
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 10
