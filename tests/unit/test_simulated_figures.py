@@ -41,7 +41,7 @@ def test_published_and_simulated_stand_side_by_side() -> None:
     late = record(*common, "network.bandwidth=100gbit", "network.latency=5ms")
     data = paper.table([fast, late])
     parts = paper.parts(data)
-    assert set(parts) == {"bert_large_bandwidth", "bert_large_latency"}
+    assert set(parts) == {"bert_large_bandwidth", "bert_large_latency", "e2e_bert_large_f1"}
     row = parts["bert_large_latency"].set_index("added_ms").loc[5.0]
     assert row["published"] == 904
     step = late["result"]["step_seconds"][0]
