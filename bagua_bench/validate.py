@@ -103,7 +103,7 @@ def _transport(cell: dict[str, Any]) -> Iterator[str]:
         yield f"transport.streams={_text(streams)}: allowed: 1 to {_MAX_STREAMS} with bagua_net, null without"
     if transport["backend"] == "bagua_net" and device != "cpu":
         yield f"transport={name}: moves CPU tensors only, but run.device={device}; use nccl_bagua_net"
-    if used:
+    if used and cell["mode"] != "simulate":
         try:
             libraries.plugin()
         except RuntimeError as error:
