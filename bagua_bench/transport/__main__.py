@@ -15,7 +15,7 @@ from rich.table import Table
 
 from bagua_bench import libraries, units
 from bagua_bench.transport import environment
-from bagua_bench.transport.harness import bench, faults, shaped, siege
+from bagua_bench.transport.harness import bench, check_gpu, faults, measure, sanitize, shaped, siege
 from bagua_bench.transport.harness.bench import Plugin
 from bagua_bench.transport.harness.pair import HarnessError, Pair
 
@@ -49,6 +49,18 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("env", help="print the variables that make any program's NCCL use the transport")
     one.add_argument("--streams", type=int, default=4)
     one.set_defaults(run=_env)
+    one = commands.add_parser("measure", help="the table of measurements, each with its baseline; needs root")
+    one.add_argument("--case", action="append", choices=measure.CASES, help="only this one; may be repeated")
+    one.add_argument("--rounds", type=int, default=5)
+    one.add_argument("--json", type=Path, default=Path("results/transport/records.jsonl"), help="append to this file")
+    one.set_defaults(run=_measure)
+    one = commands.add_parser("sanitize", help="transfers and attacks under ASan with UBSan, and TSan; needs g++")
+    one.add_argument("--strangers", type=int, default=1000)
+    one.add_argument("--chunks", type=int, default=300)
+    one.set_defaults(run=_sanitize)
+    one = commands.add_parser("check-gpu", help="NCCL over the plugin, two ranks on one GPU")
+    one.add_argument("--streams", type=int, default=4)
+    one.set_defaults(run=lambda options: check_gpu.run(options.streams))
     one = commands.add_parser("soak", help="many faults, hostile connections and bytes, checked")
     _plugin_options(one)
     one.add_argument("--faults", type=int, default=200)
@@ -76,6 +88,25 @@ def _plugin(options: argparse.Namespace) -> Plugin:
 def _env(options: argparse.Namespace) -> int:
     for name, value in environment.for_nccl(options.streams).items():
         print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def _sanitize(options: argparse.Namespace) -> int:
+    for kind in sanitize.SANITIZERS:
+        sanitize.torture(kind, options.strangers, options.chunks)
+        print(f"{kind}: nothing found")
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> int:
+    if reason := shaped.unavailable():
+        raise ValueError(reason)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    for case in options.case or measure.CASES:
+        record = measure.run(case, options.rounds)
+        with options.json.open("a") as stream:
+            stream.write(json.dumps(record) + "\n")
+        print(f"{case}:", *measure.lines(record), sep="\n  ", flush=True)
     return 0
 
 

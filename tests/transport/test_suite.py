@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from bagua_bench.comm.torch_groups import TorchComm
-from tests.catalogue import options, resolved
-from tests.contract.test_algorithms import SHORT, follow, train
+from tests.catalogue import resolved
+from tests.contract.test_algorithms import NAMES, SHORT, follow, train
 from tests.integration.cli import TINY, bench, recorded
 from tests.ranks import run
 
 pytestmark = pytest.mark.usefixtures("built")
-NAMES = [name for name in options("algo") if name not in ("async", "ddp")]
+SYNCHRONOUS = [name for name in NAMES if name != "async"]
 
 
 def _both(comm: TorchComm, names: list[str]) -> dict[str, bool]:
@@ -27,8 +27,8 @@ def _both(comm: TorchComm, names: list[str]) -> dict[str, bool]:
 
 
 def test_algorithms_compute_over_it_what_they_compute_over_gloo() -> None:
-    for same in run("bagua_net", 2, _both, NAMES):
-        assert same == dict.fromkeys(NAMES, True)
+    for same in run("bagua_net", 2, _both, SYNCHRONOUS):
+        assert same == dict.fromkeys(SYNCHRONOUS, True)
 
 
 def test_asynchronous_averaging_over_it() -> None:

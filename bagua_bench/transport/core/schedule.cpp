@@ -11,20 +11,29 @@ namespace bagua {
 
 namespace {
 
-constexpr double kShare = 0.5;  // of the ideal time that a stream may be committed for: its rate is only an estimate
+constexpr double kShare = 0.6;  // of the ideal time that a stream may be committed for: its rate is only an estimate
 constexpr uint64_t kSmall = 16 << 10;  // goes out in one chunk, without asking how full the stream is
 constexpr uint64_t kLittle = 64 << 10;  // may wait in a stream without being looked at
+constexpr uint64_t kCeiling = 1 << 20;  // may wait in any stream beyond what fills its path: caches are small
 constexpr uint64_t kFloor = 128 << 10;  // may wait in the stream that delivers first
 constexpr uint32_t kMinChunk = 16 << 10, kMaxChunk = 1 << 20;
+constexpr double kPage = 4096;
 constexpr double kChunkTime = 50e-6;  // seconds that a chunk should at least be worth: system calls cost
 constexpr int64_t kLook = 10 * kMicrosecond;  // between two questions to the kernel about one stream
 constexpr int64_t kSample = 10 * kMillisecond;
+constexpr uint64_t kEnough = 1 << 20;  // bytes in a sample that tell something even if the stream was idle in it
+constexpr int64_t kStale = kSecond;
+constexpr double kTrial = 0.125;  // of the mean rate: what a stream is given that was slow and not used for long
 constexpr double kFaster = 0.5, kSlower = 0.25;  // how much one sample moves the estimate
 constexpr double kDefaultRate = 1e9;
 constexpr int64_t kMinStall = 20 * kMicrosecond, kMaxStall = 2 * kMillisecond;
 
-// Known rate, or what the known ones are on average.
-double rate_of(const Stream& stream, double mean) { return stream.pace.rate > 0 ? stream.pace.rate : mean; }
+// Known rate, or what the known ones are on average. Who was slow gets a chance from time to time.
+double rate_of(const Stream& stream, double mean, int64_t now) {
+    const Pace& p = stream.pace;
+    if (p.rate <= 0) return mean;
+    return now - p.sample_began > kStale ? std::max(p.rate, kTrial * mean) : p.rate;
+}
 
 bool free_to_write(const Stream& s) { return !s.out.request && s.writable; }
 
@@ -46,7 +55,7 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
         outstanding += s->pace.most_queued();
     }
     const double mean = count ? known / count : kDefaultRate;
-    for (auto& s : streams) sum += rate_of(*s, mean);
+    for (auto& s : streams) sum += rate_of(*s, mean, now);
     const double ideal = double(outstanding) / sum;
 
     struct Offer {
@@ -57,15 +66,16 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
     Offer first, best;
     room_at_ = now + kMaxStall;
     for (auto& s : streams) {
-        const double rate = rate_of(*s, mean), waiting = double(s->pace.most_queued());
+        const double rate = rate_of(*s, mean, now), waiting = double(s->pace.most_queued());
         double length = std::max(rate * kShare * ideal / 2, rate * kChunkTime);
         length = std::clamp(length, double(kMinChunk), double(kMaxChunk));
+        length = std::floor(length / kPage) * kPage;  // so that every chunk begins aligned
         if (length * 1.5 >= double(message)) length = double(message);
         const double finish = s->pace.rtt / 2 + (waiting + length) / rate;
         const Offer offer{s.get(), finish, uint32_t(length)};
         if (!first.stream || finish < first.finish) first = offer;
         if (!free_to_write(*s)) continue;
-        const double limit = rate * (kShare * ideal + s->pace.rtt);
+        const double limit = std::min(rate * kShare * ideal, double(kCeiling)) + rate * s->pace.rtt;
         if (waiting + length <= limit) {
             if (!best.stream || finish < best.finish) best = offer;
         } else {
@@ -107,8 +117,9 @@ void Schedule::sample(Stream& s, int64_t now) {
     if (p.sample_began > 0 && acknowledged > p.acknowledged_then && elapsed < 1) {
         const double busy = std::max(elapsed - limited, elapsed / 4);
         const double rate = double(acknowledged - p.acknowledged_then) / busy;
+        const bool enough = !p.ran_dry || acknowledged - p.acknowledged_then >= kEnough;
         if (p.rate <= 0)
-            p.rate = rate;
+            p.rate = enough ? rate : 0;
         else if (rate > p.rate)
             p.rate += kFaster * (rate - p.rate);
         else if (!p.ran_dry)

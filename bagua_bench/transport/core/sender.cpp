@@ -39,7 +39,7 @@ void Connection::take(Stream& s, uint32_t length) {
     Request& r = sends_[cursor_ % kWindow];
     s.out.request = &r;
     s.out.done = 0;
-    s.out.head = {r.sequence, r.taken, length, r.size, r.tag, 0};
+    s.out.head = {r.sequence, r.taken, length, r.size, r.tag, 0, {}};
     if (settings_.crc) s.out.head.crc = crc32c(0, r.data + r.taken, length);
     r.taken += length;
     unwritten_ -= length;

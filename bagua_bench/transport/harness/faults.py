@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,14 +39,23 @@ class Fault:
         return self.took <= limit + _SLACK and all(result in (0, 2, 6) for result in self.results)
 
 
-def run(library: Path, plugin: Path, symbol: str, count: int, seed: int, links: bool) -> Iterator[Fault]:
+def run(
+    library: Path,
+    plugin: Path,
+    symbol: str,
+    count: int,
+    seed: int,
+    links: bool,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Fault]:
     """`count` faults of all kinds in turn; those of the link only where namespaces can be made."""
     choice = random.Random(seed)
     kinds = [kind for kind in KINDS if links or kind != "link down"]
     with _sites(links) as (prefixes, cut, mend):
         interface = "bb0" if links else "lo"
         for number in range(count):
-            variables = {"NCCL_SOCKET_IFNAME": interface, "BAGUA_NET_TIMEOUT": str(TIMEOUT)}
+            limit = {"BAGUA_NET_TIMEOUT": str(TIMEOUT)}
+            variables = {"NCCL_SOCKET_IFNAME": interface, **limit, **(environment or {})}
             with Pair(library, plugin, symbol, variables, prefixes) as pair:
                 yield _one(pair, kinds[number % len(kinds)], choice, cut)
             mend()

@@ -105,6 +105,25 @@ def limit_flows(site: Site, rates: dict[int, float], others: float | None = None
     subprocess.run([*site.prefix, *tc], check=True, input="\n".join(lines), text=True, capture_output=True)
 
 
+def limit_connections(site: Site, rate: float) -> None:
+    """Limit each TCP connection that leaves the site now to `rate` bit/s."""
+    listing = site.run("ss", "-Htn", "state", "established").split("\n")
+    ends = [tuple(end.rpartition(":")[2] for end in line.split()[2:4]) for line in listing if "10.97." in line]
+    lines = [
+        f"qdisc add dev {site.interface} root handle 1: htb default 1",
+        f"class add dev {site.interface} parent 1: classid 1:1 htb rate {_FAST} burst 4m cburst 4m",
+    ]
+    for number, (own, theirs) in enumerate(ends, 2):
+        lines += [
+            f"class add dev {site.interface} parent 1: classid 1:{number:x} htb rate {rate:.0f}bit"
+            " burst 256k cburst 256k",
+            f"filter add dev {site.interface} parent 1: protocol ip u32 match ip sport {own} 0xffff"
+            f" match ip dport {theirs} 0xffff flowid 1:{number:x}",
+        ]
+    command = [*site.prefix, "tc", "-batch", "-"]
+    subprocess.run(command, check=True, input="\n".join(lines), text=True, capture_output=True)
+
+
 def payload_rate(rates: Sequence[float]) -> float:
     """Bytes/s of payload that flows of these bit/s carry: 1448 of the 1514 bytes that HTB charges for a packet."""
     return sum(rates) / 8 * 1448 / 1514

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +29,12 @@ class Siege:
     after: tuple[int, int] = (0, 0)
 
 
-def of_handshake(library: Path, plugin: Path, symbol: str, count: int, seed: int) -> Siege:
+def of_handshake(
+    library: Path, plugin: Path, symbol: str, count: int, seed: int, environment: Mapping[str, str] | None = None
+) -> Siege:
     """`count` hostile connections to a listener, an honest connection with data after every 50."""
     fuzzer, siege = Fuzzer(seed), Siege()
-    with Pair(library, plugin, symbol) as pair:
+    with Pair(library, plugin, symbol, environment) as pair:
         _honest(pair, "warm", pair.b.ask("listen", name="warm.l")["handle"])
         siege.before = _state(pair.b)
         while siege.hostile < count:
@@ -68,10 +71,12 @@ def _finish(pair: Pair, name: str, handle: str) -> bool:
     return good
 
 
-def of_chunks(library: Path, plugin: Path, symbol: str, count: int, seed: int) -> Siege:
+def of_chunks(
+    library: Path, plugin: Path, symbol: str, count: int, seed: int, environment: Mapping[str, str] | None = None
+) -> Siege:
     """`count` peers that pass the handshake and then send malformed chunks to a posted receive."""
     fuzzer, siege = Fuzzer(seed), Siege()
-    victim = Process(library, {"NCCL_SOCKET_IFNAME": "lo"})
+    victim = Process(library, {"NCCL_SOCKET_IFNAME": "lo", **(environment or {})})
     try:
         victim.ask("open", path=str(plugin), symbol=symbol)
         siege.before = _state(victim)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 MAGIC = 0x316E2D6175676162
 _HELLO = struct.Struct("<QHHHHQ8s32s")
-_CHUNK = struct.Struct("<6I")
+_CHUNK = struct.Struct("<6I40x")
 _PATIENCE = 5.0  # seconds for an answer
 
 

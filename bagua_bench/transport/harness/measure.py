@@ -1,0 +1,101 @@
+"""The transport's table of measurements: every case with its baseline in the same interleaved run, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import Any
+
+from bagua_bench import libraries, provenance
+from bagua_bench.transport.harness import bench, shaped, torch_bench
+from bagua_bench.transport.harness.bench import PLAIN, Plugin, Sample
+
+MIB = 2**20
+_SPREAD = tuple(0.4e9 + k * 1.2e9 / 7 for k in range(8))
+_FLOWS = {
+    "one of four flows slow": (1.6e9, 1.6e9, 1.6e9, 0.32e9),
+    "eight unequal flows": _SPREAD,
+    "four equal flows": (1.6e9,) * 4,
+    "eight equal flows": (1.2e9,) * 8,
+}
+_SECONDS = 1.0  # that a transfer should take
+CASES = (*_FLOWS, "unlimited", "latency", "torch flow-limited", "torch unlimited", "torch 1gbit", "torch 4 ranks")
+
+
+def run(case: str, rounds: int) -> dict[str, Any]:
+    """Measure one case; the record says what was measured, with what, and how it compares."""
+    calls: dict[str, Callable[[int], dict[str, Any]]] = {
+        "unlimited": _unlimited,
+        "latency": _latency,
+        "torch flow-limited": lambda r: _torch(r, flow=1.6e9),
+        "torch unlimited": lambda r: _torch(r),
+        "torch 1gbit": lambda r: _torch(r, link=1e9),
+        "torch 4 ranks": lambda r: _torch(r, per_site=2),
+    }
+    began = datetime.now(timezone.utc)
+    found = calls[case](rounds) if case in calls else _flows(_FLOWS[case], rounds)
+    machine = provenance.machine()
+    return {
+        "case": case,
+        "began": began.isoformat(timespec="seconds"),
+        "rounds": rounds,
+        "congestion": shaped.CONGESTION,
+        "machine": {key: machine[key] for key in ("processor", "cores", "kernel") if key in machine},
+        **found,
+    }
+
+
+def _plugin(streams: int) -> Plugin:
+    return Plugin(libraries.plugin(), "ncclNetPlugin_v12", {"BAGUA_NET_STREAMS": str(streams)})
+
+
+def _flows(rates: tuple[float, ...], rounds: int) -> dict[str, Any]:
+    ideal = shaped.payload_rate(rates)
+    found: list[Sample] = []
+    for size, window in ((MIB, 4), (16 * MIB, 2)):
+        messages = [(size, window, max(20, int(ideal * _SECONDS / size)))]
+        found += bench.streams(libraries.harness(), _plugin(len(rates)), messages, rates, rounds)
+    rows = bench.summary(found)
+    for row in rows:
+        row["of_ideal"] = row["rate"] / ideal
+    plain = {(row["size"], row["window"]): row for row in rows if row["transport"] == PLAIN}
+    for row in rows:
+        row["cpu_times_plain"] = row["cpu_per_gb"] / plain[row["size"], row["window"]]["cpu_per_gb"]
+    return {"rates": rates, "ideal": ideal, "summary": rows, "samples": [asdict(s) for s in found]}
+
+
+def _unlimited(rounds: int) -> dict[str, Any]:
+    messages = [(size * MIB, 4 if size < 16 else 2, max(20, 1500 // size)) for size in (1, 4, 16, 64)]
+    found = list(bench.streams(libraries.harness(), _plugin(4), messages, rounds=rounds))
+    return {"summary": _beside_plain(found, "rate"), "samples": [asdict(s) for s in found]}
+
+
+def _latency(rounds: int) -> dict[str, Any]:
+    found = list(bench.latencies(libraries.harness(), _plugin(4), (8, 8192), rounds, count=3000))
+    return {"summary": _beside_plain(found, "half_round_trip"), "samples": [asdict(s) for s in found]}
+
+
+def _beside_plain(found: list[Sample], key: str) -> list[dict[str, Any]]:
+    rows = bench.summary(found)
+    plain = {row["size"]: row[key] for row in rows if row["transport"] == PLAIN}
+    return [{**row, "times_plain": row[key] / plain[row["size"]]} for row in rows]
+
+
+def _torch(rounds: int, **network: Any) -> dict[str, Any]:
+    sizes = [(4096, 20), (MIB, 4), (16 * MIB, 1), (64 * MIB, 1)]
+    rows = torch_bench.compare([(size, rounds * repeat) for size, repeat in sizes], **network)
+    return {"network": network, "summary": rows}
+
+
+def lines(record: dict[str, Any]) -> Iterator[str]:
+    """The record for a reader."""
+    for row in record["summary"]:
+        if "times_gloo" in row:
+            yield f"{row['ranks']} ranks, {row['bytes']:>10,} B: {row['bagua_net'] * 1e3:9.3f} ms, gloo " + (
+                f"{row['gloo'] * 1e3:9.3f} ms, {row['times_gloo']:.2f} x gloo"
+            )
+            continue
+        ratios = [f"{key} {row[key]:.3f}" for key in ("of_ideal", "times_plain", "cpu_times_plain") if key in row]
+        value = f"{row['half_round_trip'] * 1e6:.1f} us" if row["half_round_trip"] else f"{row['rate'] / 1e9:.3f} GB/s"
+        yield f"{row['transport']:28} {row['size']:>10,} B x {row['window']}: {value}; {', '.join(ratios)}"
