@@ -1,4 +1,7 @@
-"""The front door: `python -m bagua_bench task=vgg16 algo=bytegrad` (Hydra syntax; `--help` lists everything)."""
+"""The front door: `python -m bagua_bench task=vgg16 algo=bytegrad` (Hydra syntax; `--help` lists everything).
+
+`python -m bagua_bench check-gpu` is a command of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,11 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__" and sys.argv[1:2] == ["check-gpu"]:  # runs where Hydra is not installed
+    from bagua_bench.gpu.check import main as check_gpu
+
+    sys.exit(check_gpu(sys.argv[2:]))
 
 import hydra
 from hydra.core.hydra_config import HydraConfig

@@ -55,11 +55,18 @@ class Congestion(Enum):
 
 
 class Device(Enum):
-    """Where the ranks compute: auto is cuda where torch and the machine have it."""
+    """Where the ranks compute: auto is cuda where torch and the machine have it and the transport is NCCL."""
 
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
+
+
+class Precision(Enum):
+    """Of forward and loss: bf16 is torch's autocast; weights, gradients and messages stay float32."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
 
 
 @dataclass
@@ -71,6 +78,7 @@ class Run:
     warmup: int = 3  # at least so many before both, undone afterwards
     seed: int = 0
     device: Device = Device.auto
+    precision: Precision = Precision.fp32
     overlap: bool = True
     bucket_size: str = "10MiB"
     find_unused_parameters: bool = False
@@ -179,6 +187,7 @@ def register() -> None:
     ConfigStore.instance().store("schema", Config)
     OmegaConf.register_new_resolver("default_scale", _default_scale, replace=True)
     OmegaConf.register_new_resolver("by_scale", _by_scale, replace=True)
+    OmegaConf.register_new_resolver("default_transport", _default_transport, replace=True)
     OmegaConf.register_new_resolver("scratch", _scratch, replace=True)
 
 
@@ -191,7 +200,12 @@ def _scratch() -> str:
 
 
 def _default_scale(*, _root_: DictConfig) -> str:
-    return "paper" if _root_.mode != Mode.measure or has_cuda() else "cpu"
+    on_gpu = has_cuda() and _root_.transport.backend == "nccl"
+    return "paper" if _root_.mode != Mode.measure or on_gpu else "cpu"
+
+
+def _default_transport() -> str:
+    return "nccl" if has_cuda() else "gloo"
 
 
 def _by_scale(*values: Any, _parent_: DictConfig) -> Any:
@@ -225,18 +239,18 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:
             asked = plain["compute"]["memory_bandwidth"]
             cell["compute"]["memory_bandwidth"] = units.parse("compute.memory_bandwidth", asked, units.BYTES)
         settings.to_plain(cell["network"], cell["cluster"])
-        cell["run"] = _plain_run(plain["run"])
+        cell["run"] = _plain_run(plain["run"], cell["transport"]["backend"])
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return cell
 
 
-def _plain_run(given: dict[str, Any]) -> dict[str, Any]:
+def _plain_run(given: dict[str, Any], backend: str) -> dict[str, Any]:
     run = {
         **given,
         "bucket_size": int(units.parse("run.bucket_size", given["bucket_size"], units.BYTES)),
         "timeout": units.parse("run.timeout", given["timeout"], units.SECONDS),
     }
     if run["device"] == "auto":
-        run["device"] = "cuda" if has_cuda() else "cpu"
+        run["device"] = "cuda" if has_cuda() and backend == "nccl" else "cpu"
     return run

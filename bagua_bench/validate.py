@@ -87,6 +87,10 @@ def _device(cell: dict[str, Any]) -> Iterator[str]:
     device, backend = cell["run"]["device"], cell["transport"]["backend"]
     if backend == "nccl" and device != "cuda" and cell["mode"] == "measure":
         yield f"transport={cell['transport']['name']}: NCCL moves CUDA tensors only, but run.device={device}; use gloo"
+    if backend == "gloo" and device == "cuda" and cell["mode"] == "measure":
+        yield f"transport={cell['transport']['name']}: moves CPU tensors only, but run.device=cuda; use nccl"
+    if cell["run"].get("precision", "fp32") != "fp32" and cell["mode"] != "measure":
+        yield f"run.precision={cell['run']['precision']}: mode={cell['mode']} computes nothing; allowed: fp32"
 
 
 def _transport(cell: dict[str, Any]) -> Iterator[str]:
@@ -99,7 +103,7 @@ def _transport(cell: dict[str, Any]) -> Iterator[str]:
         yield f"transport.streams={_text(streams)}: allowed: 1 to {_MAX_STREAMS} with bagua_net, null without"
     if transport["backend"] == "bagua_net" and device != "cpu":
         yield f"transport={name}: moves CPU tensors only, but run.device={device}; use nccl_bagua_net"
-    if used:
+    if used and cell["mode"] != "simulate":
         try:
             libraries.plugin()
         except RuntimeError as error:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Op
+from algorithms.codecs.kernels import Kernels, kernels_for
 
 
 class Codec(ABC):
@@ -22,6 +23,8 @@ class Codec(ABC):
 
     stand_in: ClassVar[Callable[[float], None] | None] = None
     """Where coding is emulated: called instead of it, with the bytes of memory traffic that coding causes."""
+    native: bool = True
+    """Whether to use compiled kernels; off: plain torch."""
     _buffer: Tensor | None = None
 
     @abstractmethod
@@ -34,7 +37,8 @@ class Codec(ABC):
         """Encode x (rows, elements) into uint8 (rows, wire_bytes), written to `out` if given.
 
         valid: how many elements of each row are not padding; None: all. error: error-feedback memory, float32, in
-        the shape of x: x + error is encoded and what the code loses is left in it. ValueError for NaN or Inf.
+        the shape of x: x + error is encoded and what the code loses is left in it. ValueError for NaN or Inf; on a
+        GPU nobody waits for the verdict: what is refused decodes to NaN everywhere, and a later call raises.
         """
         wire = self.room(x) if out is None else out
         if not x.numel() or self._stands_in(2 * x.nbytes + wire.nbytes + (0 if error is None else 3 * error.nbytes), x):
@@ -75,6 +79,9 @@ class Codec(ABC):
         if Codec.stand_in is not None:
             Codec.stand_in(traffic)
         return x.is_meta or Codec.stand_in is not None
+
+    def _kernels(self, x: Tensor) -> Kernels | None:
+        return kernels_for(x) if self.native else None
 
     @abstractmethod
     def _encode(self, x: Tensor, wire: Tensor, valid: Sequence[int] | None) -> None: ...

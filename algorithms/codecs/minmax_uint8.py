@@ -9,7 +9,6 @@ from torch import Tensor
 
 from algorithms.base import Op
 from algorithms.codecs.base import Codec
-from algorithms.codecs.native import KERNELS, pointer
 
 _HEADER = 32
 _ALIGN = 32
@@ -32,34 +31,30 @@ class MinMaxUInt8(Codec):
 
     def _encode(self, x: Tensor, wire: Tensor, valid: Sequence[int] | None) -> None:
         """Padding is encoded like everything else: zeros stay zeros, at most they widen the range."""
-        if KERNELS is not None and self._fits_kernel(x):
-            rows, elements = x.shape
-            if KERNELS.minmax_encode(pointer(x), rows, elements, self.eps, wire.stride(0), pointer(wire)):
-                raise ValueError(_NOT_FINITE)
-        else:
+        kernels = self._kernels(x)
+        if kernels is None:
             self._encode_reference(x, wire)
+        elif kernels.minmax_encode(x, wire, self.eps):
+            raise ValueError(_NOT_FINITE)
 
     def _decode(self, wire: Tensor, out: Tensor) -> None:
-        if KERNELS is not None and self._fits_kernel(out):
-            rows, elements = out.shape
-            KERNELS.minmax_decode(pointer(wire), rows, elements, self.eps, wire.stride(0), pointer(out))
-        else:
+        kernels = self._kernels(out)
+        if kernels is None:
             out.copy_(self._decode_reference(wire, out.shape[1], out.dtype))
+        else:
+            kernels.minmax_decode(wire, out, self.eps)
 
     def _reduce(self, wire: Tensor, out: Tensor, op: Op) -> None:
-        rows, elements = len(wire), out.numel()
+        rows, elements, kernels = len(wire), out.numel(), self._kernels(out)
         divisor = rows if op is Op.AVG else 1
-        if KERNELS is not None and self._fits_kernel(out):
-            KERNELS.minmax_reduce(pointer(wire), rows, elements, self.eps, wire.stride(0), divisor, pointer(out))
+        if kernels is not None:
+            kernels.minmax_reduce(wire, out, self.eps, divisor)
             return
         decoded = (self._decode_reference(wire[j : j + 1], elements, out.dtype)[0] for j in range(rows))
         total = next(decoded)
         for row in decoded:
             total += row
         out.copy_(total / divisor)
-
-    def _fits_kernel(self, x: Tensor) -> bool:
-        return self.native and x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
 
     def _encode_reference(self, x: Tensor, wire: Tensor) -> None:
         low, high = x.amin(1), x.amax(1)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from algorithms.base import Op
 from algorithms.codecs.base import Codec
-from algorithms.codecs.native import KERNELS, pointer
 
 _NOT_FINITE = "OneBit: the tensor holds NaN or Inf"
 _WEIGHTS = [1, 2, 4, 8, 16, 32, 64, 128]  # element k of a byte is bit k; set where the element is >= 0
@@ -36,42 +35,29 @@ class OneBit(Codec):
     def _encode_with_feedback(self, x: Tensor, wire: Tensor, valid: Sequence[int] | None, error: Tensor | None) -> None:
         rows, elements = x.shape
         counts = [elements] * rows if valid is None else list(valid)
-        if KERNELS is None or not self._fits_kernel(x):
+        kernels = self._kernels(x)
+        if kernels is None:
             self._encode_reference(x, wire, counts, error)
-            return
-        memory = None if error is None else pointer(error)
-        for j, count in enumerate(counts):
-            offset = 4 * j * elements
-            if KERNELS.one_bit_encode(
-                pointer(x) + offset,
-                None if memory is None else memory + offset,
-                elements,
-                count,
-                self.scale == "rms",
-                pointer(wire[j]),
-            ):
-                raise ValueError(_NOT_FINITE)
+        elif kernels.one_bit_encode(x, wire, error, counts, self.scale == "rms"):
+            raise ValueError(_NOT_FINITE)
 
     def _decode(self, wire: Tensor, out: Tensor) -> None:
-        if KERNELS is not None and self._fits_kernel(out):
-            rows, elements = out.shape
-            KERNELS.one_bit_decode(pointer(wire), rows, elements, wire.stride(0), pointer(out))
-        else:
+        kernels = self._kernels(out)
+        if kernels is None:
             out.copy_(self._decode_reference(wire, out.shape[1]))
+        else:
+            kernels.one_bit_decode(wire, out)
 
     def _reduce(self, wire: Tensor, out: Tensor, op: Op) -> None:
-        rows, elements = len(wire), out.numel()
+        rows, elements, kernels = len(wire), out.numel(), self._kernels(out)
         divisor = rows if op is Op.AVG else 1
-        if KERNELS is not None and self._fits_kernel(out):
-            KERNELS.one_bit_reduce(pointer(wire), rows, elements, wire.stride(0), divisor, pointer(out))
+        if kernels is not None:
+            kernels.one_bit_reduce(wire, out, divisor)
             return
         total = self._decode_reference(wire[:1], elements)[0]
         for j in range(1, rows):
             total += self._decode_reference(wire[j : j + 1], elements)[0]
         out.copy_(total / divisor)
-
-    def _fits_kernel(self, x: Tensor) -> bool:
-        return self.native and x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
 
     def _encode_reference(self, x: Tensor, wire: Tensor, counts: list[int], error: Tensor | None) -> None:
         target = x.float() if error is None else error.add_(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,9 @@ _MISSING = {
     "netem": "this kernel lacks sch_netem, veth or bridge (modprobe -a sch_netem veth bridge); allowed: auto, link",
     "link": "/dev/net/tun cannot be opened and this kernel lacks veth (allow one: modprobe -a tun veth)",
 }
+_TOOLS = ("ip", "tc", "sysctl", "unshare")
+_PACKAGES = "Debian's packages: iproute2, procps, util-linux"
+_PREPARE = "mount -t tmpfs tmpfs /run && ip link set lo up"
 _NO_NAMESPACES = (
     "needs root, or namespaces of users, which this machine does not allow (allow them: "
     "sysctl -w user.max_user_namespaces=10000, kernel.unprivileged_userns_clone=1 or "
@@ -41,9 +45,12 @@ def settle(cell: dict[str, Any]) -> None:
 
 def choose(backend: str, congestion: str) -> str:
     """The backend to use where `backend`, perhaps auto, is asked for. ValueError as `settle`."""
+    missing = [tool for tool in _TOOLS if shutil.which(tool, path=PATH) is None]
+    if missing:
+        raise ValueError(f"network.backend={backend}: needs {', '.join(missing)}; {_PACKAGES}")
     if not _works("true"):
         raise ValueError(f"network.backend={backend}: {_NO_NAMESPACES}")
-    if not _works(f"ip link set lo up && ip route add 198.18.0.0/24 dev lo congctl {congestion}"):
+    if not _works(f"ip route add 198.18.0.0/24 dev lo congctl {congestion}"):
         raise ValueError(f"network.congestion={congestion}: this kernel does not have it; {_congestion()}")
     allowed = list(_TRIALS) if backend == "auto" else [backend]
     chosen = next((one for one in allowed if _works(_TRIALS[one])), None)
@@ -55,8 +62,7 @@ def choose(backend: str, congestion: str) -> str:
 def enter() -> None:
     """Have the right to build networks: who is not root starts this program again in namespaces of its own."""
     if not is_privileged():
-        prepare = 'mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@"'
-        command = ["unshare", "-Urnm", "sh", "-c", prepare, "sh", sys.executable, *sys.orig_argv[1:]]
+        command = ["unshare", "-Urnm", "sh", "-c", f'{_PREPARE} && exec "$@"', "sh", sys.executable, *sys.orig_argv[1:]]
         os.execvpe(command[0], command, {**os.environ, "PATH": PATH})
 
 
@@ -69,9 +75,9 @@ def is_privileged() -> bool:
 
 @cache
 def _works(command: str) -> bool:
-    """Whether a command works in a namespace made for the trial."""
+    """Whether a command works in namespaces made for the trial."""
     try:
-        run(f"unshare {'-n' if is_privileged() else '-Urn'} sh -c {shlex.quote(command)}")
+        run(f"unshare {'-nm' if is_privileged() else '-Urnm'} sh -c {shlex.quote(f'{_PREPARE} && ({command})')}")
     except NetworkError:
         return False
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,6 +15,7 @@ from bagua_bench.emulate.layers import Layers
 from bagua_bench.peers import schedule
 from bagua_bench.peers.base import Peer
 from bagua_bench.simulate.program import Program
+from bagua_bench.training.clock import stamp
 from bagua_bench.training.trainer import Trainer
 
 MIB = 2**20
@@ -68,7 +68,7 @@ class DDPTrainer(Trainer):
         self._sent = 0.0
 
     def _gradient_ready(self, p: Tensor) -> None:
-        self.gradients_done = time.perf_counter()
+        self.gradients_done = stamp(p.device, self.gradients_done)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._ddp.no_sync()

@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import time
+from typing import Any
+
+import torch
 
 from bagua_bench.training.phases import PHASES
 
 
-class StepClock:
-    """Splits a step into phases, each from its mark to the next; a phase may be marked several times."""
+def stamp(device: torch.device, reuse: Any = None) -> Any:
+    """This moment, for `StepClock.mark(at=...)`: of the host, or of the GPU's current stream, without waiting.
 
-    def __init__(self) -> None:
-        self._marks: list[tuple[str, float]] = []
-
-    def now(self) -> float:
-        """A stamp for `mark(at=...)`."""
+    reuse: a stamp that is not needed any more.
+    """
+    if device.type != "cuda":
         return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True) if reuse is None else reuse
+    event.record()
+    return event
 
-    def mark(self, phase: str, at: float | None = None) -> None:
+
+class StepClock:
+    """Splits a step into phases, each from its mark to the next; a phase may be marked several times.
+
+    On a GPU the phases are those of its stream (not yet run on one); `stop` then waits for the step to end.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[tuple[str, Any]] = []
+
+    def mark(self, phase: str, at: Any = None) -> None:
         """Begin a phase now, or at an earlier stamp."""
-        self._marks.append((phase, self.now() if at is None else at))
+        self._marks.append((phase, stamp(self._device) if at is None else at))
 
     def stop(self) -> dict[str, float]:
         """End the step; return the seconds of every phase and of the whole step (`step`)."""
         self.mark("end")
         seconds = dict.fromkeys(PHASES, 0.0)
         for (phase, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
-            seconds[phase] += end - begin
-        seconds["step"] = self._marks[-1][1] - self._marks[0][1]
+            seconds[phase] += self._between(begin, end)
+        seconds["step"] = self._between(self._marks[0][1], self._marks[-1][1])
         self._marks.clear()
         return seconds
+
+    def _between(self, begin: Any, end: Any) -> float:
+        if self._device.type != "cuda":
+            return float(end - begin)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3

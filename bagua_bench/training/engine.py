@@ -17,8 +17,9 @@ from bagua_bench.comm import CountedComm
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.training.buckets import make_buckets
 from bagua_bench.training.free import FreeLoop
-from bagua_bench.training.lanes import Lane, ThreadLane
+from bagua_bench.training.lanes import Lane
 from bagua_bench.training.order import InOrder
+from bagua_bench.training.streams import lane_for
 from bagua_bench.training.trainer import Trainer
 
 MIB = 2**20
@@ -35,7 +36,8 @@ class Engine(Trainer):
     bucket_size: bytes at which a bucket closes; 0 makes one bucket per tensor.
     overlap: run communication beside the backward (or forward) pass; off: after it.
     find_unused_parameters: let parameters go without a gradient in a step; off: an error names them.
-    lane, free: what runs communication beside computation, in steps and in averaging rounds.
+    lane, free: what runs communication beside computation, in steps (None: a thread, or on a GPU a stream) and in
+    averaging rounds.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Engine(Trainer):
         bucket_size: int = 10 * MIB,
         overlap: bool = True,
         find_unused_parameters: bool = False,
-        lane: Callable[[], Lane] = ThreadLane,
+        lane: Callable[[], Lane] | None = None,
         free: Callable[..., Any] = FreeLoop,
     ) -> None:
         self.module = self.model = model
@@ -66,7 +68,7 @@ class Engine(Trainer):
             views = bucket.views(bucket.grad) if algorithm.gradients else [None] * len(bucket.params)
             self._home.update({p: (index, view) for p, view in zip(bucket.params, views, strict=True)})
         self._order = InOrder([bucket.params for bucket in self.buckets], self._launch)
-        self._lane = lane()
+        self._lane = lane_for(self.buckets[0].weight.device) if lane is None else lane()
         self._make_free = free
         self._free: FreeLoop | None = None
         self._hooks = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in self._home]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from algorithms.base import Comm, Op
+from bagua_bench.training.streams import sides_for
 
 Work = Callable[[], None]
 
@@ -17,7 +18,8 @@ class FreeLoop:
 
     Two locks keep the weights consistent. `mutate` covers everything that writes or copies them: the optimizer
     step, the snapshot, the application of a round's result. The other covers a rank's forward and backward passes
-    (`enter` ... `leave`): results are applied between them only, by whichever thread gets there first.
+    (`enter` ... `leave`): results are applied between them only, by whichever thread gets there first. On a GPU the
+    locks order the launches into one stream, and that is enough (`streams.StreamSides`).
     The loop ends when all ranks want it to (`stop`); then, and after an error, no thread is left.
     """
 
@@ -27,6 +29,7 @@ class FreeLoop:
         self.mutate = threading.Lock()
         self._comm, self._device, self._pause = comm, device, pause
         self._snapshot, self._exchange, self._apply = snapshot, exchange, apply
+        self._sides = sides_for(device)
         self._turn = threading.Condition()
         self._computing = self._pending = self._abandoned = False
         self._wanted = threading.Event()  # set: this rank wants the loop to end
@@ -81,18 +84,20 @@ class FreeLoop:
     def _loop(self) -> None:
         try:
             while not self._abandoned and not self._all_want_to_stop():
-                with self.mutate:
+                with self.mutate, self._sides.on_weights():
                     self._snapshot()
-                self._exchange()
+                with self._sides.beside():
+                    self._exchange()
                 self._publish_between_passes()
                 self._wanted.wait(self._pause)
         except BaseException as error:
             self._error = error
 
     def _all_want_to_stop(self) -> bool:
-        flag = torch.tensor([self._wanted.is_set()], dtype=torch.uint8, device=self._device)
-        self._comm.all_reduce(flag, Op.MIN)
-        return bool(flag.item())
+        with self._sides.beside():
+            flag = torch.tensor([self._wanted.is_set()], dtype=torch.uint8, device=self._device)
+            self._comm.all_reduce(flag, Op.MIN)
+            return bool(flag.item())
 
     def _publish_between_passes(self) -> None:
         with self._turn:
@@ -103,7 +108,7 @@ class FreeLoop:
     def _publish(self) -> None:
         """Apply the result of the last round, once; the caller holds `_turn`."""
         if self._pending and not self._abandoned:
-            with self.mutate:
+            with self.mutate, self._sides.on_weights():
                 self._apply()
             self._pending = False
             self._turn.notify_all()

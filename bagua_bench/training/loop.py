@@ -24,6 +24,7 @@ _PATIENCE = 4  # or after this many times the steps asked for
 class Loop:
     """Takes steps of `accumulate` batches each; `report(step, loss, seconds)` is called after every one.
 
+    precision: bf16 runs forward and loss under autocast; weights, gradients and messages stay float32.
     A straggler's compute takes `slowness` times as long: it waits, before it starts, for what the last step took more.
     """
 
@@ -35,11 +36,13 @@ class Loop:
         accumulate: int,
         report: Callable[[str, int, float, float], None],
         slowness: float = 1.0,
+        precision: str = "fp32",
     ) -> None:
         self._trainer, self._task, self._device = trainer, task, device
         self._accumulate, self._report = accumulate, report
-        self._clock = StepClock()
+        self._clock = StepClock(device)
         self._slowness, self._delay = slowness, 0.0
+        self._half = {"fp32": None, "bf16": torch.bfloat16}[precision]
 
     def _step(self, batches: Iterator[Batch]) -> tuple[dict[str, float], float]:
         """One step: seconds by phase (fetching data not among them) and the loss."""
@@ -82,7 +85,8 @@ class Loop:
         for batch in batches:
             with nullcontext() if batch is batches[-1] else trainer.no_sync():
                 clock.mark("forward")
-                loss = self._task.loss(trainer.module, batch) / len(batches)
+                with torch.autocast(self._device.type, self._half, enabled=self._half is not None):
+                    loss = self._task.loss(trainer.module, batch) / len(batches)
                 clock.mark("backward")
                 loss.backward()
             total += loss.detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -18,8 +19,8 @@ class Trainer(ABC):
     model: nn.Module
     """The user's model."""
     optimizer: Optimizer
-    gradients_done: float | None = None
-    """`StepClock.now()` of the last gradient, for systems that wait for communication inside the backward pass."""
+    gradients_done: Any = None
+    """`clock.stamp` of the last gradient, for systems that wait for communication inside the backward pass."""
     consensus: float = 0.0
     """Largest allowed distance between replicas, relative; 0: bit-equal."""
 

@@ -21,7 +21,7 @@ from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.emulate.emulation import NOT_CHECKED, Emulation
 from bagua_bench.launch.lifetime import die_with_parent
 from bagua_bench.network import counters
-from bagua_bench.training import memory
+from bagua_bench.training import devices, memory
 from bagua_bench.training.build import build, make_trainer
 from bagua_bench.training.checks import check_replicas
 from bagua_bench.training.loop import Loop
@@ -35,11 +35,11 @@ from tasks.base import Task
 def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
     """Run one cell in an existing torchrun or Slurm job; return the result on rank 0, None elsewhere."""
     run = config["run"]
-    device = torch.device(run["device"])
-    if device.type == "cuda":
-        device = torch.device("cuda", int(torch.cuda.current_device()))
     dist.init_process_group("gloo", timeout=timedelta(seconds=run["timeout"]))
     try:
+        device = devices.choose(run["device"])
+        if config["transport"]["backend"] == "nccl":
+            devices.share(device)
         transport.apply(config["transport"])
         comm = TorchComm.create(config["transport"]["backend"], run["timeout"], config["cluster"]["ranks_per_server"])
         emulation = Emulation(config, dist.get_rank()) if config["mode"] == "emulate" else None
@@ -69,7 +69,8 @@ def _measure(
     run, rank, size, learns = config["run"], dist.get_rank(), dist.get_world_size(), config["mode"] == "measure"
     samples = task.batch * run["accumulate"] * size
     slowness = config["cluster"]["slow_ranks"].get(str(rank), 1.0) if learns else 1.0  # the emulation has its own
-    loop = Loop(trainer, task, device, run["accumulate"], progress.stepper(samples, run["steps"]), slowness)
+    report = progress.stepper(samples, run["steps"])
+    loop = Loop(trainer, task, device, run["accumulate"], report, slowness, run["precision"])
     warmup_steps = _warm_up(run, task, trainer, loop, learns) if run["warmup"] else 0
     torch.manual_seed(run["seed"] + 1 + rank)  # dropout differs between ranks
     batches = task.batches(rank, size, run["seed"])

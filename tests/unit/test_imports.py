@@ -12,7 +12,7 @@ import pytest
 HOME = Path(__file__).resolve().parents[2]
 TORCH_FREE = ["config", "cell", "units", "signature", "validate", "explain", "records", "provenance", "stats", "plan",
               "campaign", "runner", "session", "display", "__main__", "figures.__main__", "figures.throughput",
-              "figures.paper", "simulate.fit", "simulate.run", "simulate.clock", "advise",
+              "figures.paper", "simulate.fit", "simulate.run", "simulate.clock", "advise", "report",
               "launch.local", "launch.failures", "launch.joined", "launch.lifetime",
               "launch.servers", "launch.shaped", "network.machine", "network.survey", "network.relay"]  # fmt: skip
 

@@ -1,0 +1,16 @@
+"""The codec kernels for GPUs, in Triton: `kernels.Kernels`. Imported only where there is a GPU, or to be tested.
+
+Run through Triton's interpreter and compiled for NVIDIA GPUs by the tests; not yet run on a GPU.
+"""
+
+from algorithms.codecs.gpu.minmax import minmax_decode, minmax_encode, minmax_reduce
+from algorithms.codecs.gpu.one_bit import one_bit_decode, one_bit_encode, one_bit_reduce
+
+__all__ = [
+    "minmax_decode",
+    "minmax_encode",
+    "minmax_reduce",
+    "one_bit_decode",
+    "one_bit_encode",
+    "one_bit_reduce",
+]

@@ -1,0 +1,39 @@
+"""Which GPU a rank computes on, and what NCCL needs where ranks share one. Not yet run on a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_OFF = ("NCCL_MNNVL_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_RAS_ENABLE")
+
+
+def choose(name: str) -> torch.device:
+    """The device of this rank, made current: GPUs are dealt to ranks in turn, so that fewer GPUs are shared."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    return device
+
+
+def share(device: torch.device) -> None:
+    """Let NCCL accept ranks that share a GPU; collective, and before its first group is made.
+
+    NCCL refuses two ranks of one host on one GPU. Ranks that claim hosts of their own pass, and reach each other
+    through the network, which is what servers with a GPU each would do (spec: bagua_net 4).
+    """
+    gpus: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gpus, str(torch.cuda.get_device_properties(device).uuid))
+    os.environ.update(environment(gpus, dist.get_rank()))
+
+
+def environment(gpus: Sequence[str], rank: int) -> dict[str, str]:
+    """Variables for NCCL in `rank`, where rank k computes on the GPU with the id gpus[k]; none if nobody shares."""
+    if len(set(gpus)) == len(gpus):
+        return {}
+    return {"NCCL_HOSTID": f"rank{rank}", **dict.fromkeys(_OFF, "0")}

@@ -1,0 +1,59 @@
+"""The report: one page that needs nothing else, sortable in a real browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bagua_bench import records, report
+from tests.unit.test_figures import RATES, campaign
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+SORT = '<script>document.querySelectorAll("th")[5].click()</script></body>'
+
+
+def write(folder: Path) -> Path:
+    for record in campaign(RATES):
+        records.append(folder / "quick" / "records.jsonl", record)
+    target = folder / "report.html"
+    command = [sys.executable, "-m", "bagua_bench.report", "quick", "--results", str(folder), "--out", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def test_it_shows_every_record_and_refers_to_nothing_outside(tmp_path: Path) -> None:
+    text = write(tmp_path).read_text()
+    assert text.count('<tr class="measured">') == sum(len(rates) for rates in RATES.values())
+    assert not re.search(r'(src|href)="(?!data:)', text)
+    for part in ("bytegrad", "network asked", "network measured", "machine"):
+        assert part in text
+
+
+def test_nothing_to_show(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bagua_bench.report", "quick", "--results", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_texts_are_escaped() -> None:
+    [record] = campaign({"<b>": [1.0]})
+    assert "<b>" not in report.page({"<i>": [record]}, []).replace("<body>", "")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+def test_a_browser_sorts_it(tmp_path: Path) -> None:
+    page = write(tmp_path)
+    page.write_text(page.read_text().replace("</body>", SORT))
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    rates = [
+        float(x)
+        for x in re.findall(r'<tr class="measured">(?:<td.*?</td>){5}<td[^>]*data-value="([\d.]+)"', done.stdout)
+    ]
+    assert rates == sorted(rates) and len(rates) == 15

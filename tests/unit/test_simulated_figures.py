@@ -1,0 +1,87 @@
+"""Figures of simulated records: the published page, and the decision map."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+from hydra import initialize_config_dir
+
+from bagua_bench import campaign, config, records
+from bagua_bench.figures import decision_map, paper
+from bagua_bench.simulate import published
+from bagua_bench.simulate.run import simulate
+from tests.catalogue import composed, resolved
+
+matplotlib.use("Agg")
+
+
+def record(*overrides: str) -> dict[str, Any]:
+    cell = resolved("mode=simulate", "run.steps=2", "run.untimed=1", *overrides)
+    made = records.make_record(cell, "paper", 0, datetime.now(timezone.utc))
+    return records.complete(made, simulate(cell))
+
+
+def test_the_campaign_has_a_cell_for_every_published_number() -> None:
+    chosen = composed("campaign=paper").campaign
+    with initialize_config_dir(str(config.CONF), version_base=None):
+        cells = campaign.cells(chosen, [])
+    made = {paper._key(cell) for cell in cells}
+    wanted = {("bagua_paper", *paper._wanted(p.overrides)) for p in published.points(paper.FOLDER)}
+    wanted |= {("bagua_paper_e2e", *paper._wanted(overrides)) for _, overrides, _ in published.end_to_end(paper.FOLDER)}
+    assert wanted <= made
+
+
+def test_published_and_simulated_stand_side_by_side() -> None:
+    common = ["task=bert_large", "algo=ddp", "transport=nccl", "cluster=bagua_paper", "cluster.servers=16"]
+    fast = record(*common, "network.bandwidth=100gbit")
+    late = record(*common, "network.bandwidth=100gbit", "network.latency=5ms")
+    data = paper.table([fast, late])
+    parts = paper.parts(data)
+    assert set(parts) == {"bert_large_bandwidth", "bert_large_latency", "e2e_bert_large_f1"}
+    row = parts["bert_large_latency"].set_index("added_ms").loc[5.0]
+    assert row["published"] == 904
+    step = late["result"]["step_seconds"][0]
+    assert row["predicted"] == pytest.approx(116 * step)
+    assert row["error"] == pytest.approx(116 * step / 904 - 1)
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots()
+    paper.draw(parts["bert_large_latency"], axes)
+    published_line, simulated_line = axes.lines
+    assert list(published_line.get_ydata()) == [125, 904]
+    assert simulated_line.get_linestyle() == "--" and simulated_line.get_markerfacecolor() == "none"
+    plt.close(figure)
+
+
+def test_measured_records_have_no_place_among_simulated_ones() -> None:
+    made = record("task=vgg16", "algo=ddp", "transport=nccl", "cluster=bagua_paper", "network.bandwidth=10gbit")
+    with pytest.raises(ValueError, match="simulated"):
+        paper.table([{**made, "source": "measured"}])
+
+
+def test_the_decision_map_names_the_fastest(tmp_path: Path) -> None:
+    common = ["task=vgg16", "cluster=bagua_paper"]
+    found = [
+        record(*common, f"algo={algo}", f"network.bandwidth={rate}", f"network.latency={ms}ms")
+        for algo in ("ddp", "bytegrad")
+        for rate in ("1gbit", "100gbit")
+        for ms in (0, 5)
+    ]
+    data = decision_map.table(found)
+    assert len(data) == 4
+    low = data[(data["gbit_per_s"] == 1) & (data["latency_ms"] == 0)].iloc[0]
+    assert low["algorithm"] == "bytegrad"
+    assert low["speed_up"] == pytest.approx(low["ddp_seconds"] / low["step_seconds"])
+    assert low["speed_up"] > 3
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots()
+    decision_map.draw(data, axes)
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == set(data["algorithm"])
+    plt.close(figure)
+    with pytest.raises(ValueError, match="algo=ddp"):
+        decision_map.table([r for r in found if r["config"]["algo"]["name"] != "ddp"])
