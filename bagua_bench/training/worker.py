@@ -87,7 +87,7 @@ def _measure(
         "losses": early_losses + losses,
         "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
         "peak_memory": memory.peak(device),
-        "streams": comm.streams(),
+        "streams": transport.streams(config["transport"]) or comm.streams(),
     }
     with trainer.paused():
         progress.say("checking")
