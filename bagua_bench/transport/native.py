@@ -163,7 +163,8 @@ def announce(line: str) -> None:
 
 def report_plugin() -> dict[str, list[dict[str, float]]]:
     """Counters of the streams of every comm that NCCL has open in this process, by number and the peer's address."""
-    out, peer, found = (StreamReport * 64)(), ctypes.create_string_buffer(100), {}
+    out, peer = (StreamReport * 64)(), ctypes.create_string_buffer(100)
+    found: dict[str, list[dict[str, float]]] = {}
     while (count := _library().bagua_net_open_comm_report(len(found), out, len(out), peer, len(peer))) >= 0:
         found[f"{len(found)} {peer.value.decode()}"] = _values(out, count)
     return found

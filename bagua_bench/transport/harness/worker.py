@@ -208,7 +208,8 @@ class Worker:
 
     def report_all(self) -> dict[str, Any]:
         """What the streams of every open comm of bagua_net counted."""
-        call, comms = ctypes.CDLL(self.path).bagua_net_open_comm_report, []
+        call = ctypes.CDLL(self.path).bagua_net_open_comm_report
+        comms: list[list[dict[str, Any]]] = []
         out, peer = (StreamReport * 64)(), ctypes.create_string_buffer(100)
         while (count := call(len(comms), out, len(out), peer, len(peer))) >= 0:
             comms.append([_values(out[k]) for k in range(count)])
