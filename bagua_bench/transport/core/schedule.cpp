@@ -21,16 +21,15 @@ constexpr uint32_t kPage = 4096;
 constexpr double kChunkTime = 50e-6;  // seconds that a chunk should at least be worth: system calls cost
 constexpr double kFast = 1.25e9;  // bytes/s of a path that is faster than most links
 constexpr double kBrief = 200e-6;  // seconds of a fast path's time that may wait in it while the others get nothing ...
-constexpr uint64_t kAlone = 2 << 20;  // ... and bytes
-constexpr int64_t kLook = 10 * kMicrosecond, kMaxLook = 200 * kMicrosecond;  // between two questions about one stream
-constexpr double kDrained = 0.25;  // of what waited: worth to ask again
+constexpr uint64_t kAlone = 512 << 10;  // ... and bytes
+constexpr int64_t kLook = 10 * kMicrosecond;  // between two questions to the kernel about one stream
 constexpr int64_t kSample = 10 * kMillisecond;
 constexpr uint64_t kEnough = 1 << 20;  // bytes in a sample that tell something even if the stream was idle in it
 constexpr int64_t kStale = kSecond;
 constexpr double kTrial = 0.125;  // of the mean rate: what a stream is given that was slow and not used for long
 constexpr double kFaster = 0.5, kSlower = 0.25;  // how much one sample moves the estimate
 constexpr double kDefaultRate = 1e9;
-constexpr int64_t kMinStall = 20 * kMicrosecond, kMaxStall = 500 * kMicrosecond;
+constexpr int64_t kMinStall = 20 * kMicrosecond, kMaxStall = 250 * kMicrosecond;
 
 // Known rate, or what the known ones are on average. Who was slow gets a chance from time to time.
 double rate_of(const Stream& stream, double mean, int64_t now) {
@@ -38,6 +37,9 @@ double rate_of(const Stream& stream, double mean, int64_t now) {
     if (p.rate <= 0) return mean;
     return now - p.sample_began > kStale ? std::max(p.rate, kTrial * mean) : p.rate;
 }
+
+// How fast it empties: on a fast path our rates are those of our own writing.
+double draining(const Stream& s, double rate) { return s.pace.fast ? s.pace.delivery : rate; }
 
 bool free_to_write(const Stream& s) { return !s.out.request && s.writable; }
 
@@ -55,7 +57,7 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
     int count = 0;
     uint64_t outstanding = unwritten;
     for (auto& s : streams) {
-        if (s->pace.most_queued() > 0 && now >= s->pace.look_at) look(*s, now);
+        if (s->pace.most_queued() > 0 && now - s->pace.looked >= kLook) look(*s, now);
         if (s->pace.fast > quick_->pace.fast || s->pace.rate > kClearly * quick_->pace.rate) quick_ = s.get();
         if (s->pace.rate > 0) known += s->pace.rate, ++count;
         outstanding += s->pace.most_queued();
@@ -85,14 +87,19 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
         if (waiting + length <= limit) {
             if (!best.stream || finish < best.finish) best = offer;
         } else {
-            const double excess = (waiting + length - limit) / rate * 1e9;
+            const double excess = (waiting + length - limit) / draining(*s, rate) * 1e9;
             const auto stall = std::clamp(int64_t(excess), kMinStall, kMaxStall);
             room_at_ = std::min(room_at_, now + stall);
         }
     }
-    if (!best.stream && free_to_write(*first.stream) && double(first.stream->pace.most_queued()) <=
-        double(kFloor) + first.stream->pace.rate * first.stream->pace.rtt)
-        best = first;
+    if (!best.stream && free_to_write(*first.stream)) {
+        const Pace& p = first.stream->pace;
+        const double excess = double(p.most_queued()) - double(kFloor) - p.rate * p.rtt;
+        if (excess <= 0)
+            best = first;
+        else
+            room_at_ = std::min(room_at_, now + std::max(int64_t(excess / draining(*first.stream, p.rate) * 1e9), kMinStall));
+    }
     if (!best.stream)
         for (auto& s : streams) s->counters.stalls += free_to_write(*s);
     return {best.stream, best.length};
@@ -101,13 +108,13 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
 // The quick stream again, if its path is fast and little waits in it.
 Schedule::Choice Schedule::stay(uint64_t message, int64_t now) {
     if (!free_to_write(*quick_)) return {};
-    if (quick_->pace.most_queued() > 0 && now >= quick_->pace.look_at) look(*quick_, now);
+    if (quick_->pace.most_queued() > 0 && now - quick_->pace.looked >= kLook) look(*quick_, now);
     if (!quick_->pace.fast) return {};
     const uint64_t most = std::min(uint64_t(quick_->pace.delivery * kBrief), kAlone);
     const uint64_t queued = quick_->pace.most_queued();
     const uint64_t room = queued < most ? std::min<uint64_t>(most - queued, kMaxChunk) : 0;
     if (room >= message) return {quick_, uint32_t(message)};
-    if (room < std::max<uint64_t>(most / 4, kMinChunk)) return {};
+    if (room < most / 4) return {};
     return {quick_, uint32_t(room / kPage * kPage)};
 }
 
@@ -116,8 +123,7 @@ void Schedule::look(Stream& s, int64_t now) {
     int queued = 0;
     if (ioctl(s.socket.fd(), SIOCOUTQ, &queued) != 0 || queued < 0) return;
     s.pace.queued = uint64_t(queued);
-    const double pause = s.pace.rate > 0 ? queued / s.pace.rate * kDrained * 1e9 : 0;
-    s.pace.look_at = now + std::clamp(int64_t(pause), kLook, kMaxLook);
+    s.pace.looked = now;
     s.pace.written_then = s.pace.written;
     s.counters.queued_max = std::max(s.counters.queued_max, s.pace.queued);
     if (queued == 0) s.pace.ran_dry = true;

@@ -129,6 +129,7 @@ def impair(site: Site, rate: float, delay: float, loss: float) -> None:
     bad = ["loss", f"{loss * 100:g}%"] if loss else []
     how = ["rate", f"{rate:.0f}bit", "delay", f"{delay * 1e6:.0f}us", *bad, "limit", "20000"]
     site.run("tc", "qdisc", "add", "dev", site.interface, "root", "netem", *how)
+    site.run("ip", "link", "set", site.interface, "gso_max_segs", "1")  # else up to 64 KB are lost at once
 
 
 def payload_rate(rates: Sequence[float]) -> float:
