@@ -14,6 +14,7 @@ from scipy.stats import t as student
 
 from bagua_bench.emulate.compute import Compute, compute_of
 from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.scale import scale_model
 from bagua_bench.simulate.cluster import Cluster, Physics, cluster_of
 from bagua_bench.simulate.parameters import Parameter, physics
 from bagua_bench.simulate.program import Program
@@ -56,6 +57,7 @@ def case(cell: dict[str, Any], seconds: float) -> Case:
     """A case from a resolved configuration; imports torch."""
     from bagua_bench.simulate.trace import trace
 
+    cell = scale_model(cell)
     layers = layers_of(cell)
     return Case(cell, trace(cell), compute_of(cell, layers), cluster_of(cell, Physics()), seconds)
 
