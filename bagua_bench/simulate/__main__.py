@@ -1,9 +1,9 @@
 """`python -m bagua_bench.simulate calibrate|validate`: fit a cluster's physical parameters; see what they are worth.
 
 calibrate: fit and write conf/cluster/NAME.yaml, from the published points (--cluster bagua_paper or bagua_paper_e2e)
-or with --records from this suite's own measured or emulated runs; --fit "KEY=VALUE,VALUE ..." has the fit use only those
-with these settings. validate: errors per figure, task and algorithm, rankings, errors of points that were left out of
-the fit, and of the records that --fit left to be predicted, which the cluster's file remembers.
+or with --records from this suite's own measured or emulated runs; --fit "KEY=VALUE,VALUE ..." has the fit use only
+those with these settings. validate: errors per figure, task and algorithm, rankings, errors of points that were left
+out of the fit, and of the records that --fit left to be predicted, which the cluster's file remembers.
 """
 
 from __future__ import annotations
