@@ -46,6 +46,8 @@ class Physics:
     """One-way latencies of an all-gather, per server passed: 1 is a ring, 1 / (n - 1) direct sends."""
     window: float = 4 * 2**20
     """Bytes a connection has in flight at most, with socket buffers of 4 MiB; in proportion with others."""
+    incast: float = math.inf
+    """Bytes that many senders together have in flight to one interface: beyond what a switch's port queues is lost."""
     packet: float = 0.0
     """Bytes that pass a link as one and arrive with their last: an emulator's, which is handed 64 KiB at a time."""
     call: float = 0.0
@@ -120,12 +122,12 @@ class Cluster:
         """Rate of one connection, bytes/s: its software, and the congestion control's answer to loss."""
         return min(self.physics.connection, self.lossy)
 
-    def stall(self, nbytes: float, rate: float) -> float:
-        """Time that a message of nbytes on one connection of `rate` waits for its window to open.
+    def stall(self, nbytes: float, rate: float, limit: float = math.inf) -> float:
+        """Time that a message of nbytes on one connection of `rate` waits for its window, at most `limit`, to open.
 
         A window beyond the first opens per round trip of its last packet, if sending one takes less than that.
         """
-        window = self.physics.window * self.network.buffer / BUFFER
+        window = min(self.physics.window * self.network.buffer / BUFFER, limit)
         trip = 2 * self.latency + min(self.physics.packet, window) / rate
         return max(0.0, nbytes / window - 1) * max(0.0, trip - window / rate)
 

@@ -112,7 +112,17 @@ def direct_transfer(nbytes: float, connections: int, cluster: Cluster, processes
     physics = cluster.physics
     software = min(processes * physics.process, connections * cluster.connection)
     rate = min(cluster.line * physics.efficiency_direct, software)
-    return nbytes / rate + cluster.stall(nbytes / connections, rate / connections)
+    return nbytes / rate + cluster.stall(nbytes / connections, rate / connections, incast(connections, cluster, processes))
+
+
+def incast(connections: int, cluster: Cluster, processes: int) -> float:
+    """Bytes that each of the connections to an interface may have in flight so that together they fit a switch's queue.
+
+    No limit where the senders together are no faster than the line (Phanishayee et al., FAST 2008).
+    """
+    senders = connections / processes
+    line = cluster.network.line or cluster.physics.line
+    return cluster.physics.incast / connections if senders * cluster.physics.process > line else math.inf
 
 
 BETWEEN: dict[str, Callable[[Collective, int, Cluster], float]] = {

@@ -24,7 +24,7 @@ _ROBUST = 0.1  # relative errors beyond it count linearly, so that no single poi
 _FLOOR = 0.02  # no point is known better than this
 
 IDEAL: dict[str, float] = {
-    **dict.fromkeys(("shaped", "ring", "connection", "process", "inside", "servers", "servers_window", "window"), 1e30),
+    **dict.fromkeys(("shaped", "incast", "ring", "connection", "process", "inside", "servers", "servers_window", "window"), 1e30),
     **dict.fromkeys(("efficiency_ring", "efficiency_direct", "efficiency_servers", "hop", "carry_over"), 1.0),
     **dict.fromkeys(("latency", "call", "inside_latency", "inside_hop", "gather_hop", "interference"), 0.0),
 }

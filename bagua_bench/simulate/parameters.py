@@ -38,6 +38,7 @@ PAPER = (
     Parameter("hop", 1.0, 4.0, 2.0, "one way, up to two round trips where both sides agree first"),
     Parameter("gather_hop", 1 / 15, 1.0, 0.3, "direct sends to a ring"),
     Parameter("window", 1e6, 1.6e7, 4.2e6, "Linux' default limit of the send buffer is 4 MiB"),
+    Parameter("incast", 2.5e5, 1.6e7, 4e6, "a switch's 12-32 MB, shared by its ports"),
     Parameter("shaped", 5e8, 6e9, 1.6e9, "a software queue that delays handles 1-2 million packets/s"),
     Parameter("carry_over", 0.0, 1.0, 0.5, "share of the exchange after the step that the next one hid"),
     Parameter("interference", 0.0, 0.5, 0.05, "kernels and copies beside communication"),
