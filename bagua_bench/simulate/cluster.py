@@ -43,7 +43,7 @@ class Physics:
     hop: float = 1.0
     """One-way latencies that a direct send costs: more than one where sender and receiver agree first."""
     gather_hop: float = 1.0
-    """One-way latencies of an all-gather, per server passed: 1 is a ring, 1 / (n - 1) direct sends."""
+    """One-way latencies of an all-gather, per server passed: 1 is a ring; in all at least `hop`, as direct sends."""
     window: float = 4 * 2**20
     """Bytes a connection has in flight at most, with socket buffers of 4 MiB; in proportion with others."""
     incast: float = math.inf

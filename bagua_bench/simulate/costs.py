@@ -45,7 +45,7 @@ def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:
 def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring: (N - 1) parts of S over every interface; n - 1 hops between servers, or fewer with direct sends."""
     n = cluster.layout.servers
-    latency = max(1.0, cluster.physics.gather_hop * (n - 1)) / (n - 1) * cluster.latency
+    latency = max(cluster.physics.hop, cluster.physics.gather_hop * (n - 1)) / (n - 1) * cluster.latency
     nbytes, within = (n * g - 1) * call.nbytes, (n * g - n) * cluster.physics.inside_hop
     if g > 1 or cluster.physics.gather_hop >= 1:
         return ring(n - 1, latency, ring_transfer(nbytes, cluster), cluster) + within
@@ -112,7 +112,9 @@ def direct_transfer(nbytes: float, connections: int, cluster: Cluster, processes
     physics = cluster.physics
     software = min(processes * physics.process, connections * cluster.connection)
     rate = min(cluster.line * physics.efficiency_direct, software)
-    return nbytes / rate + cluster.stall(nbytes / connections, rate / connections, incast(connections, cluster, processes))
+    return nbytes / rate + cluster.stall(
+        nbytes / connections, rate / connections, incast(connections, cluster, processes)
+    )
 
 
 def incast(connections: int, cluster: Cluster, processes: int) -> float:

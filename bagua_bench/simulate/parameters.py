@@ -53,18 +53,18 @@ OTHER_CAMPAIGN = tuple(p for p in PAPER if p.key in ("ring", "process", "servers
 
 NAMESPACES = (
     Parameter("efficiency_ring", 0.70, 1.0, 0.9, "headers, and acknowledgements that wait behind data"),
-    Parameter("efficiency_direct", 0.35, 1.0, 0.6, "the same where data goes both ways on every connection"),
+    Parameter("efficiency_direct", 0.50, 1.0, 0.85, "the same with several flows at a time"),
     Parameter("latency", 2e-5, 1e-3, 1.5e-4, "a packet and its answer take 0.1 ms idle, more beside work"),
     Parameter("call", 0.0, 5e-3, 5e-4, "a collective called through torch.distributed"),
-    Parameter("interference", 0.0, 0.5, 0.02, "layers sleep, and wake late on busy cores"),
 )
 """Of runs in network namespaces, over gloo: what is not known beforehand."""
 
 GLOO: dict[str, Any] = {
     "ring_hop": 2.0,  # a pair sends when the receiver has said that it is ready: there and back
+    "interference": 0.0,  # computing is sleeping until a deadline
     "segments": 2.0,  # of every chunk, two are under way
     "hop": 2.0,
-    "gather_hop": 2.0,  # and its all-gather is a ring
+    "gather_hop": 0.0,  # the suite's own all-gather is direct sends
     "channels": 1.0,  # one connection per pair of ranks
     "packet": 65536.0,  # TCP hands over up to 64 KiB at a time, and the emulator passes it on whole
     "window": 2.5e6,  # of 4 MiB: a segment of 1448 bytes takes 2304 of the buffer, and the window is rounded down
