@@ -63,10 +63,11 @@ class Device(Enum):
 
 
 class Precision(Enum):
-    """Of forward and loss: bf16 is torch's autocast; weights, gradients and messages stay float32."""
+    """Of forward and loss: bf16 and fp16 are torch's autocast, fp16 with loss scaling; all else stays float32."""
 
     fp32 = "fp32"
     bf16 = "bf16"
+    fp16 = "fp16"
 
 
 @dataclass

@@ -6,13 +6,10 @@ import sys
 from typing import Any
 
 import torch
-from hydra import initialize_config_dir
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
-from bagua_bench import config
-from bagua_bench.campaign import compose_cell
 from bagua_bench.emulate.layers import TABLES, Layer, Layers
 from bagua_bench.training.build import build
 from tasks.base import Task
@@ -77,6 +74,11 @@ def _optimizer(optimizer: Optimizer) -> tuple[str, int]:
 
 def main() -> None:
     """Survey the tasks named on the command line at scale paper."""
+    from hydra import initialize_config_dir
+
+    from bagua_bench import config
+    from bagua_bench.campaign import compose_cell
+
     config.register()
     for name in sys.argv[1:]:
         with initialize_config_dir(str(config.CONF), version_base=None):
