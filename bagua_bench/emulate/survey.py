@@ -25,7 +25,7 @@ def survey(task: dict[str, Any]) -> Layers:
         model = made.model()
     trainable = {p: i for i, p in enumerate(p for p in model.parameters() if p.requires_grad)}
     names = [name for name, p in model.named_parameters() if p.requires_grad]
-    kind, traffic = _optimizer(made.optimizer(nn.Linear(1, 1)))
+    kind, traffic = optimizer_traffic(made.optimizer(nn.Linear(1, 1)))
     return Layers(
         task=task["name"],
         scale=task.get("scale", "paper"),
@@ -63,7 +63,7 @@ def _trace(task: Task, model: nn.Module, position: dict[nn.Parameter, int]) -> t
     return tuple(layers)
 
 
-def _optimizer(optimizer: Optimizer) -> tuple[str, int]:
+def optimizer_traffic(optimizer: Optimizer) -> tuple[str, int]:
     """Name and bytes per parameter: every tensor of the update is read, those that change are written (float32)."""
     if isinstance(optimizer, Adam):
         return type(optimizer).__name__, 28  # reads x, g, m, v; writes x, m, v
