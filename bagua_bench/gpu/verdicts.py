@@ -48,7 +48,7 @@ def _algorithm(title: str, name: str, outcome: Sequence[Any], oracle: Sequence[A
         distances.append(float((own["weights"] - wanted).norm() / wanted.norm()))
         equal = equal and bool((own["weights"] == wanted).all())
     waits = outcome[0][name]["waits"]
-    data = {"distance": max(distances), "bit_equal": equal, "waits": waits}
+    data = {"distance": max(distances), "bit_equal": equal, "waits": waits, "traced": outcome[0][name].get("traced")}
     close = max(distances) < (1.0 if name == _FREE else _CLOSE)  # NaN is not
     detail = f"weights {max(distances):.1e} from the CPU's{', bit for bit' if equal else ''}"
     return _check(title, close and waits is None, detail + (f"; waits: {waits}" if waits else ""), data)
