@@ -12,12 +12,10 @@ from typing import Any, Optional
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from bagua_bench import owner, units
+from bagua_bench import conf_folder, owner, units
 from bagua_bench.network import settings
 
-_PACKAGE = Path(__file__).resolve().parent
-CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if folder.is_dir())
-"""Inside the package when installed from a wheel, beside it in a checkout."""
+CONF = conf_folder.FOLDER
 GROUPS = ("task", "algo", "transport", "cluster", "network")
 SCALES = ("paper", "cpu", "tiny")
 

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from algorithms.base import Op
 from algorithms.codecs.base import Codec
+from bagua_bench.conf_folder import FOLDER as CONF
 from bagua_bench.emulate.layers import TABLES, Layers, layers_of
 from bagua_bench.gpu import stand_in
 from bagua_bench.simulate.profile_file import Measured, text
@@ -155,11 +156,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--scale", choices=("paper", "tiny"), default="paper", help="tiny only tries the command")
     parser.add_argument("--steps", type=int, default=STEPS, help="timed steps (default %(default)s)")
     parser.add_argument("--name", help="of the files; default: the device's")
-    parser.add_argument("--folder", type=Path, help="where to write; default: conf/compute")
+    parser.add_argument("--folder", type=Path, default=CONF / "compute", help="where to write (default %(default)s)")
     given = parser.parse_args(arguments)
     device, wanted = torch.device(given.device), given.precision or PRECISIONS[given.device]
     if unknown := [p for p in wanted if p not in PRECISIONS[given.device]]:
         parser.error(f"--precision {unknown[0]}: {given.device} has {', '.join(PRECISIONS[given.device])}")
+    given.folder.mkdir(parents=True, exist_ok=True)
     title, *versions = machine(device)
     stem = given.name or re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
     for precision in wanted:
@@ -173,19 +175,10 @@ def main(arguments: Sequence[str]) -> int:
             f"{', '.join(versions)}; scale {given.scale}, medians of {given.steps} steps.",
             *(f"{name}: {reason}." for name, reason in notes.items()),
         ]
-        path = _folder(given.folder) / f"{stem}_{precision}.yaml"
+        path = given.folder / f"{stem}_{precision}.yaml"
         path.write_text(text(found, head))
         print(f"{precision}: {', '.join(m.task for m, _ in found)}; compute={path.stem}: {path}")
     return 0
-
-
-def _folder(given: Path | None) -> Path:
-    if given is None:
-        from bagua_bench.config import CONF
-
-        return CONF / "compute"
-    given.mkdir(parents=True, exist_ok=True)
-    return given
 
 
 if __name__ == "__main__":
