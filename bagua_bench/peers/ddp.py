@@ -75,10 +75,10 @@ class DDPTrainer(Trainer):
 
     def synchronize(self) -> None:
         self._sent += self._per_step
+        self._unscale_own()  # they are the same everywhere: so is what overflowed
 
     def optimize(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._advance()
 
     def restart(self) -> None:
         pass

@@ -1,5 +1,7 @@
 """`python -m bagua_bench.simulate calibrate|validate`: fit a cluster's physical parameters; see what they are worth.
 
+`python -m bagua_bench.simulate profile` measures how fast this machine computes and is a command of its own.
+
 calibrate: fit and write conf/cluster/NAME.yaml, from the published points (--cluster bagua_paper or bagua_paper_e2e)
 or with --records from this suite's own measured or emulated runs; --fit "KEY=VALUE,VALUE ..." has the fit use only
 those with these settings. validate: errors per figure, task and algorithm, rankings, errors of points that were left
@@ -11,6 +13,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+
+if __name__ == "__main__" and sys.argv[1:2] == ["profile"]:
+    from bagua_bench.simulate.profile import main as profile
+
+    sys.exit(profile(sys.argv[2:]))
 
 import pandas as pd
 

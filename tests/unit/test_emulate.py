@@ -38,6 +38,16 @@ LAYERS = Layers(
 )
 
 
+@pytest.mark.parametrize(
+    ("compute", "task", "rate"),
+    [("v100", "vgg16", 229), ("v100", "bert_large", 11.35), ("h100_published", "bert_large", 311),
+     ("h100_published", "resnet50", 2791)],
+)  # fmt: skip
+def test_profiles_give_back_the_published_rate(compute: str, task: str, rate: float) -> None:
+    cell = resolved("mode=simulate", f"compute={compute}", f"task={task}")
+    assert cell["task"]["batch"] / compute_of(cell, layers_of(cell)).step == pytest.approx(rate, rel=1e-3)
+
+
 class Diary:
     """A pace that notes what it was asked for and takes no time."""
 
