@@ -47,7 +47,7 @@ def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
     n = cluster.layout.servers
     latency = max(cluster.physics.hop, cluster.physics.gather_hop * (n - 1)) / (n - 1) * cluster.latency
     nbytes, within = (n * g - 1) * call.nbytes, (n * g - n) * cluster.physics.inside_hop
-    if g > 1 or cluster.physics.gather_hop >= 1:
+    if g > 1:
         return ring(n - 1, latency, ring_transfer(nbytes, cluster), cluster) + within
     return (n - 1) * latency + direct_transfer(nbytes, n - 1, cluster) + within
 
