@@ -123,7 +123,7 @@ def test_without_a_network_to_wait_for_only_computing_is_left(algo: str) -> None
     assert 32 / 229 * 0.999 <= seconds <= 32 / 229 * 1.001 + slack
 
 
-@pytest.mark.parametrize("algo", ["ddp", "bytegrad", "decentralized"])
+@pytest.mark.parametrize("algo", ["gradient_allreduce", "bytegrad", "decentralized"])
 def test_a_scale_model_takes_the_time_of_the_original(algo: str) -> None:
     """On a network whose software is free: bytes, buckets, rates and windows are smaller by the same factor."""
     results = []
