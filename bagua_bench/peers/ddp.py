@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -55,7 +56,8 @@ class DDP(Peer):
                 buckets.append([])
             buckets[-1].append(position)
         sends = schedule.BucketSends(buckets, nbytes)
-        return schedule.program(layers, ranks, steps, sends, schedule.all_reduced(layers, ranks))
+        found = schedule.program(layers, ranks, steps, sends, schedule.all_reduced(layers, ranks))
+        return replace(found, asynchronous=True)
 
 
 class DDPTrainer(Trainer):

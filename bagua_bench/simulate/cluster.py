@@ -50,6 +50,8 @@ class Physics:
     """Bytes that many senders together have in flight to one interface: beyond what a switch's port queues is lost."""
     packet: float = 0.0
     """Bytes that pass a link as one and arrive with their last: an emulator's, which is handed 64 KiB at a time."""
+    lanes: float = 1.0
+    """Collectives that the transport runs at a time where it is handed several; their bytes share the line."""
     call: float = 0.0
     """Host time of a collective: to launch it and to notice its end, while nothing else of the bucket goes on."""
     inside: float = 134e9
@@ -67,7 +69,7 @@ class Physics:
     servers: float = 5e9
     """What the software of a parameter server moves."""
     uncertainty: float = 0.25
-    """90 % of the points that the parameters were calibrated on lie within this share; a guess without any."""
+    """90 % of the points of the calibration lay within this share when a fit left them out; a guess without any."""
     servers_window: float = 16 * 2**20
     """Bytes that a worker has under way to all parameter servers together: its credit."""
 

@@ -60,6 +60,7 @@ NAMESPACES = (
 """Of runs in network namespaces, over gloo: what is not known beforehand."""
 
 GLOO: dict[str, Any] = {
+    "lanes": 2.0,  # a process group has two threads
     "ring_hop": 2.0,  # a pair sends when the receiver has said that it is ready: there and back
     "interference": 0.0,  # computing is sleeping until a deadline
     "segments": 2.0,  # of every chunk, two are under way

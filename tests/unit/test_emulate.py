@@ -188,8 +188,9 @@ def test_a_scale_model_shrinks_what_is_sent_and_what_it_is_sent_over() -> None:
     assert scaled["run"]["bucket_size"] == 10 * 2**20 // 100 and scaled["algo"]["bucket_cap_mb"] == 0.25
     assert scaled["network"]["latency"] == cell["network"]["latency"]
     assert cell == resolved(*asked), "the original is left alone"
-    simulated = resolved("mode=simulate", *asked[1:])
-    assert scale_model(simulated) == simulated
+    assert scale_model(resolved("mode=simulate", *asked[1:]))["network"]["bandwidth"] == 1e8
+    real = {**cell, "mode": "measure"}
+    assert scale_model(real) == real
 
 
 def test_step_time_comes_from_the_task_the_profile_or_the_work() -> None:
