@@ -70,6 +70,13 @@ def accuracy(folder: Path) -> int:
     return subprocess.run(command, cwd=HOME).returncode
 
 
+def lossy(folder: Path) -> int:
+    """Bagua-Net and a plain connection over a path with delay and loss; FOLDER receives the records."""
+    machine.enter()
+    rest = ["--case=delay and loss", "--rounds=3", f"--json={folder / 'records.jsonl'}"]
+    return subprocess.run([sys.executable, "-m", "bagua_bench.transport", "measure", *rest], cwd=HOME).returncode
+
+
 def boot(arguments: list[str], folder: Path) -> int:
     """Run this module as root of a guest; its exit code. FOLDER is for what host and guest tell each other."""
     begin = folder / "init.sh"
@@ -99,12 +106,12 @@ def boot(arguments: list[str], folder: Path) -> int:
 
 
 def main() -> int:
-    """`python -m tests.guest [tests|accuracy] [FOLDER]`; exit code 0 if all is well, or netem is nowhere to be had."""
+    """`python -m tests.guest [tests|accuracy|lossy] [FOLDER]`; 0 if all is well, or netem is nowhere to be had."""
     reason = why_not("netem")
     with tempfile.TemporaryDirectory(prefix="netem-") as name:
         what, folder = [*sys.argv[1:], *("tests", name)[len(sys.argv) - 1 :]]
         if not reason:
-            return {"tests": tests, "accuracy": accuracy}[what](Path(folder))
+            return {"tests": tests, "accuracy": accuracy, "lossy": lossy}[what](Path(folder))
         if shutil.which(KERNEL) and MODULES.is_dir():
             print(f"{reason}; in a guest:", flush=True)
             return boot([what, str(Path(folder).resolve())], Path(name))

@@ -88,7 +88,7 @@ def _measure(
         "losses": early_losses + losses,
         "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
         "peak_memory": memory.peak(device),
-        "streams": comm.streams(),
+        "streams": transport.streams(config["transport"]) or comm.streams(),
         "skipped_steps": trainer.scale.skipped - skipped if trainer.scale is not None else None,
     }
     with trainer.paused():

@@ -50,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--streams", type=int, default=4)
     one.set_defaults(run=_env)
     one = commands.add_parser("measure", help="the table of measurements, each with its baseline; needs root")
-    one.add_argument("--case", action="append", choices=measure.CASES, help="only this one; may be repeated")
+    one.add_argument(
+        "--case", action="append", choices=(*measure.CASES, measure.IMPAIRED), help="only this one; may be repeated"
+    )
     one.add_argument("--rounds", type=int, default=5)
     one.add_argument("--json", type=Path, default=Path("results/transport/records.jsonl"), help="append to this file")
     one.set_defaults(run=_measure)

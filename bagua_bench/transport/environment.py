@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from bagua_bench import libraries
+from bagua_bench.transport import native
 
 NCCL_NAME = "BaguaNet"
 
@@ -27,6 +28,11 @@ def for_nccl(streams: int) -> dict[str, str]:
 def for_torch(streams: int) -> dict[str, str]:
     """For the torch.distributed backend."""
     return {"BAGUA_NET_STREAMS": str(streams)}
+
+
+def streams(transport: dict[str, Any]) -> dict[str, list[dict[str, float]]] | None:
+    """What NCCL's plugin counted per comm and stream in this process; None if the transport is not that."""
+    return native.report_plugin() if transport["plugin"] else None
 
 
 def apply(transport: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "close": (None, [_P]),
     "abort": (None, [_P]),
     "error": (None, [_P, _P, _Z]),
+    "describe": (None, [_P, _P, _Z]),
+    "open_comm_report": (_I, [_I, _P, _I, _P, _Z]),
     "all_reduce": (_I, [_P, _P, _Z, _I, _I, _L]),
     "reduce": (_I, [_P, _P, _Z, _I, _I, _I, _L]),
     "broadcast": (_I, [_P, _P, _Z, _I, _L]),
@@ -134,17 +137,41 @@ class Group:
             self._check("message", code.value)
         return bool(ended)
 
+    def describe(self) -> str:
+        """Streams and interfaces in use."""
+        text = ctypes.create_string_buffer(500)
+        self._lib.bagua_net_describe(self._group, text, len(text))
+        return text.value.decode()
+
     def report(self, peer: int, lane: int = 0) -> list[dict[str, float]]:
         """Counters of the streams to a rank; lane 0 is the collectives', 1 the messages'."""
         out = (StreamReport * 64)()
-        count = self._lib.bagua_net_report(self._group, peer, lane, out, len(out))
-        return [{name: getattr(out[k], name) for name, *_ in StreamReport._fields_} for k in range(count)]
+        return _values(out, self._lib.bagua_net_report(self._group, peer, lane, out, len(out)))
 
     def _check(self, call: str, code: int) -> None:
         if code:
             text = ctypes.create_string_buffer(500)
             self._lib.bagua_net_error(self._group, text, len(text))
             raise RuntimeError(f"bagua_net {call}: {text.value.decode()}")
+
+
+@cache
+def announce(line: str) -> None:
+    """Say it on stderr, once: users must see whether the transport is on, and sub-groups would only repeat it."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def report_plugin() -> dict[str, list[dict[str, float]]]:
+    """Counters of the streams of every comm that NCCL has open in this process, by number and the peer's address."""
+    out, peer = (StreamReport * 64)(), ctypes.create_string_buffer(100)
+    found: dict[str, list[dict[str, float]]] = {}
+    while (count := _library().bagua_net_open_comm_report(len(found), out, len(out), peer, len(peer))) >= 0:
+        found[f"{len(found)} {peer.value.decode()}"] = _values(out, count)
+    return found
+
+
+def _values(reports: Any, count: int) -> list[dict[str, float]]:
+    return [{name: getattr(reports[k], name) for name, *_ in StreamReport._fields_} for k in range(count)]
 
 
 def _ns(seconds: float) -> int:

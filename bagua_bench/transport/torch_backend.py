@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bagua_bench.transport.native import Group, Piece
+from bagua_bench.transport.native import Group, Piece, announce
 from bagua_bench.transport.work import Job, Lane, Message
 
 NAME = "bagua_net"
@@ -43,6 +43,8 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         self._native = Group(rank, size)
         store.set(f"{NAME}/{rank}", self._native.handle)
         self._native.join([bytes(store.get(f"{NAME}/{r}")) for r in range(size)], self._timeout)
+        if rank == 0:
+            announce(f"{NAME} in use: {size} ranks, {self._native.describe()}")
         self._lane = Lane(self._native.close)
         self._end = weakref.finalize(self, self._lane.end)
 

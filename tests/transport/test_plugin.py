@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bagua_bench.transport.harness import shaped
 from bagua_bench.transport.harness.pair import HarnessError, Pair, Process
 from tests.transport.conftest import Start
 
@@ -177,3 +178,37 @@ def test_who_does_not_know_the_secret_cannot_join(
     pair.b.tell("link", connect={}, accept={"r": "l"}, seconds=2)
     result = pair.a.ask("link", connect={"s": handle}, accept={})["result"]
     assert (result, pair.b.hear()["result"]) == ((0, 0) if same else (6, -1))
+
+
+def test_streams_of_one_connection_use_both_interfaces(built: tuple[object, object]) -> None:
+    if reason := shaped.unavailable():
+        pytest.skip(reason)
+    with shaped.pair(links=2) as (a, b):
+        variables = {"BAGUA_NET_INTERFACES": "bb0,bb1"}
+        with Pair(*built, "ncclNetPlugin_v12", variables, (a.prefix, b.prefix)) as pair:  # type: ignore[arg-type]
+            facts = pair.a.ask("facts")
+            assert (facts["devices"], facts["name"]) == (1, "bb0+bb1")
+            pair.link()
+            for interface, rate in (("bb0", 400e6), ("bb1", 100e6)):
+                shaped.limit_flows(a, {}, rate, interface)
+            before = _sent(a)
+            pair.stream(size=MIB, window=8, count=40, check=6)
+            moved = [after - earlier for after, earlier in zip(_sent(a), before, strict=True)]
+            assert sum(moved) > 10 * MIB
+            assert 2 < moved[0] / moved[1] < 8  # in proportion to the rates, so that neither waits for the other
+
+
+def _sent(site: shaped.Site) -> list[int]:
+    return [int(site.run("cat", f"/sys/class/net/bb{k}/statistics/tx_bytes")) for k in range(2)]
+
+
+def test_the_counters_of_every_open_comm_can_be_read(start: Start) -> None:
+    pair = start()
+    for name in ("x", "z"):
+        pair.link(name)
+    pair.stream("z", size=100_000, window=4, count=20)
+    comms = pair.a.ask("report_all")["comms"]
+    assert len(comms) == 2
+    assert sorted(sum(stream["bytes_sent"] for stream in comm) for comm in comms) == [0, 2_000_000]
+    pair.a.ask("drop", name="z.s", kind="send")
+    assert len(pair.a.ask("report_all")["comms"]) == 1

@@ -278,3 +278,4 @@ def test_in_a_script_of_one_s_own_with_ddp(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("equal") == 2
+    assert done.stderr.count("bagua_net in use: 2 ranks, 4 streams to every rank over lo") == 1

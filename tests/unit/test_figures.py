@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from bagua_bench import records
-from bagua_bench.figures import throughput
+from bagua_bench.figures import throughput, transports
 from tests.unit.test_records import RESULT, new
 
 matplotlib.use("Agg")
@@ -80,3 +80,20 @@ def test_command_errors(tmp_path: Path, name: str, message: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert message in done.stderr
+
+
+def test_transports_are_compared_to_gloo_for_each_algorithm() -> None:
+    from matplotlib import pyplot as plt
+
+    found = []
+    for transport, factor in (("gloo", 1.0), ("bagua_net", 3.0)):
+        for record in campaign({"ddp": [10.0 * factor, 11.0 * factor], "bytegrad": [20.0, 22.0]}):
+            record["config"]["transport"]["backend"] = transport
+            found.append(record)
+    data = transports.table(found).set_index(["algorithm", "transport"])
+    assert data.loc[("ddp", "bagua_net"), "ratio_to_gloo"] == pytest.approx(3)
+    assert data.loc[("bytegrad", "bagua_net"), "ratio_to_gloo"] == pytest.approx(1)
+    figure, axes = plt.subplots()
+    transports.draw(data.reset_index(), axes)
+    assert sorted(patch.get_height() for patch in axes.patches) == [10.5, 21, 21, 31.5]
+    plt.close(figure)

@@ -9,6 +9,7 @@ namespace bagua {
 
 namespace {
 
+constexpr size_t kAlign = 64;  // the kernel copies faster to aligned places
 constexpr size_t kFewSteps = 32 << 10;  // bytes up to which the number of steps decides, not the bytes moved
 
 // A ring over blocks cut into slices. Block b is bytes [begin(b), begin(b + 1)) of `data`.
@@ -36,7 +37,8 @@ struct Ring {
     // block that a rank sends first is its own number plus `shift`.
     Status run(int reducing, int passing, int shift, Elements e, int64_t deadline) {
         const size_t steps = size_t(reducing + passing);
-        std::vector<unsigned char> scratch(reducing ? Pipeline::kSlots * (slice + unit) : 0);
+        const size_t place = (slice + unit + kAlign - 1) / kAlign * kAlign;
+        unsigned char* scratch = reducing ? mesh.scratch(Pipeline::kSlots * place) : nullptr;
         const auto block = [&](size_t i, int back) {
             return around(mesh.rank + shift - back - int(i / per_block));
         };
@@ -49,7 +51,7 @@ struct Ring {
         p.needs = [&](size_t i) { return i < per_block ? 0 : i - per_block + 1; };
         p.incoming = [&](size_t i, size_t slot) {
             Slice s = at(block(i, 1), i % per_block);
-            if (combines(i)) s.data = &scratch[slot * (slice + unit)];
+            if (combines(i)) s.data = scratch + slot * place;
             return s;
         };
         p.arrived = [&](size_t i, const Slice& s) {
@@ -62,7 +64,7 @@ struct Ring {
 // Recursive doubling; ranks beyond the largest power of two hand their data to a partner first and get it back.
 Status in_few_steps(Mesh& mesh, void* data, size_t count, Elements e, int64_t deadline) {
     const size_t bytes = count * size_of(e.type);
-    std::vector<unsigned char> other(bytes);
+    unsigned char* other = mesh.scratch(bytes);
     int whole = 1;
     while (2 * whole <= mesh.size) whole *= 2;
     const int extra = mesh.size - whole;
@@ -72,19 +74,19 @@ Status in_few_steps(Mesh& mesh, void* data, size_t count, Elements e, int64_t de
         return mesh.move({{partner, false, data, bytes}}, deadline);
     }
     if (mesh.rank < extra) {
-        if (Status s = mesh.move({{mesh.rank + whole, false, other.data(), bytes}}, deadline); !s) return s;
-        combine(data, other.data(), count, e.type, e.op);
+        if (Status s = mesh.move({{mesh.rank + whole, false, other, bytes}}, deadline); !s) return s;
+        combine(data, other, count, e.type, e.op);
     }
     for (int distance = 1; distance < whole; distance *= 2) {
         const int partner = mesh.rank ^ distance;
-        const std::vector<Transfer> both = {{partner, false, other.data(), bytes}, {partner, true, data, bytes}};
+        const std::vector<Transfer> both = {{partner, false, other, bytes}, {partner, true, data, bytes}};
         if (Status s = mesh.move(both, deadline); !s) return s;
         // The lower rank's part first on both sides: NaNs too come out the same everywhere.
         if (partner < mesh.rank) {
-            combine(other.data(), data, count, e.type, e.op);
-            std::memcpy(data, other.data(), bytes);
+            combine(other, data, count, e.type, e.op);
+            std::memcpy(data, other, bytes);
         } else {
-            combine(data, other.data(), count, e.type, e.op);
+            combine(data, other, count, e.type, e.op);
         }
     }
     if (mesh.rank < extra) return mesh.move({{mesh.rank + whole, true, data, bytes}}, deadline);
@@ -169,13 +171,14 @@ Status reduce(Mesh& mesh, void* data, size_t count, Elements e, int root, int64_
     const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
     const bool is_root = mesh.rank == root;
     const int place = (root - 1 - mesh.rank + 2 * mesh.size) % mesh.size;  // the root is last
-    std::vector<unsigned char> partial(is_root ? 0 : bytes), scratch(Pipeline::kSlots * slice);
-    if (!is_root && bytes) std::memcpy(partial.data(), data, bytes);
-    unsigned char* here = is_root ? static_cast<unsigned char*>(data) : partial.data();
+    unsigned char* scratch = mesh.scratch(Pipeline::kSlots * slice + (is_root ? 0 : bytes));
+    unsigned char* partial = scratch + Pipeline::kSlots * slice;
+    if (!is_root && bytes) std::memcpy(partial, data, bytes);
+    unsigned char* here = is_root ? static_cast<unsigned char*>(data) : partial;
     const auto at = [&](size_t i) { return Slice{here + i * slice, std::min(slice, bytes - i * slice)}; };
     Pipeline p = chain(mesh, place, false, slices);
     p.outgoing = at;
-    p.incoming = [&](size_t i, size_t slot) { return Slice{&scratch[slot * slice], at(i).size}; };
+    p.incoming = [&](size_t i, size_t slot) { return Slice{scratch + slot * slice, at(i).size}; };
     p.arrived = [&](size_t i, const Slice& s) { combine(at(i).data, s.data, s.size / unit, e.type, e.op); };
     if (Status s = p.run(mesh, deadline); !s) return s;
     if (is_root && e.op == Op::average) divide(data, count, e.type, mesh.size);

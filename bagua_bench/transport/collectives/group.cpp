@@ -117,6 +117,15 @@ EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) 
     return finish(g, status);
 }
 
+EXPORT void bagua_net_describe(void* group, char* text, size_t room) {
+    const Group& g = group_of(group);
+    std::string names;
+    for (const auto& i : g.interfaces) names += (names.empty() ? "" : ",") + i.name;
+    copy_text(std::to_string(g.settings.streams) + " streams to every rank over " + names +
+                  (g.settings.crc ? ", checksums on" : ""),
+              text, room);
+}
+
 EXPORT void bagua_net_close(void* group) { delete static_cast<Group*>(group); }
 
 EXPORT void bagua_net_abort(void* group) {

@@ -32,6 +32,7 @@ void Mesh::wait(int64_t nanoseconds, int extra_fd) {
     for (auto& c : peers_) {
         if (!c || !c->pending()) continue;
         if (c->wake_at()) nanoseconds = std::min(nanoseconds, c->wake_at() - now);
+        if (c->resting(now)) continue;
         fds.push_back({c->poll_fd(), POLLIN, 0});
         waiting.push_back(c.get());
     }
@@ -45,6 +46,14 @@ void Mesh::wait(int64_t nanoseconds, int extra_fd) {
     if (ppoll(fds.data(), fds.size(), &limit, nullptr) <= 0) return;
     for (size_t i = 0; i < waiting.size(); ++i)
         if (fds[i].revents) waiting[i]->collect_events(0);
+}
+
+unsigned char* Mesh::scratch(size_t bytes) {
+    if (bytes > scratch_size_) {
+        scratch_.reset(new unsigned char[bytes]);
+        scratch_size_ = bytes;
+    }
+    return scratch_.get();
 }
 
 Status Mesh::status() const {

@@ -41,6 +41,9 @@ class Mesh {
     // Make whoever uses the mesh give up; from any thread.
     void abort() { aborted_ = true; }
 
+    // Memory that stays as it is from call to call: fresh pages cost as much as sending them.
+    unsigned char* scratch(size_t bytes);
+
     // All transfers, in any order between ranks; until `deadline` (ns).
     Status move(const std::vector<Transfer>& transfers, int64_t deadline);
     // One round of a loop that found nothing to do; an error after the deadline.
@@ -49,6 +52,8 @@ class Mesh {
   private:
     std::atomic<bool> aborted_{false};
     std::vector<std::unique_ptr<Connection>> peers_;
+    std::unique_ptr<unsigned char[]> scratch_;
+    size_t scratch_size_ = 0;
 };
 
 }  // namespace bagua

@@ -13,6 +13,7 @@ namespace bagua {
 namespace {
 
 constexpr unsigned kEventsEvery = 8;  // calls of progress()
+constexpr int64_t kDense = 5 * kMicrosecond;  // a caller that spins asks for events only so often
 constexpr int64_t kCheck = 250 * kMillisecond;  // between two looks for streams whose path is dead
 
 }  // namespace
@@ -66,6 +67,7 @@ Request* Connection::send(const void* data, uint32_t size, uint32_t tag) {
     if (!r) return nullptr;
     ++pending_sends_;
     unwritten_ += size;
+    wake_at_ = 0;
     pump_sends();  // a small message should be under way on return
     return r;
 }
@@ -87,21 +89,31 @@ void Connection::finish(Request& request) {
 
 bool Connection::progress() {
     if (!status_) return false;
+    const int64_t now = now_ns();
+    if (resting(now)) return false;
+    if (now >= read_at_) read_at_ = 0;
     bool moved = pump_sends();
     moved |= pump_receives();
     const bool due = ++calls_ % kEventsEvery == 0;  // a busy stream must not hide the others
-    if ((!moved || due) && status_ && collect_events(0) && !moved) {
+    const bool ask = due || (!moved && now - asked_ >= kDense);
+    if (ask && status_ && collect_events(0) && !moved) {
         moved = pump_sends();
         moved |= pump_receives();
     }
-    if (!moved && status_) check_life(now_ns());
+    if (!moved && status_) check_life(now);
     return moved;
 }
 
-int64_t Connection::wake_at() const { return wake_at_; }
+// Nothing can be sent before wake_at_, and what arrives is left to gather until read_at_.
+bool Connection::resting(int64_t now) const {
+    const auto writing = [](const auto& s) { return s->out.request != nullptr; };
+    const bool sends_later = pending_sends_ == 0 || now < wake_at_;
+    const bool reads_later = pending_receives_ == 0 || now < read_at_;
+    return pending() && sends_later && reads_later && std::none_of(streams_.begin(), streams_.end(), writing);
+}
 
 void Connection::wait(int64_t nanoseconds) {
-    if (wake_at_) nanoseconds = std::min(nanoseconds, wake_at_ - now_ns());
+    if (const int64_t at = wake_at()) nanoseconds = std::min(nanoseconds, at - now_ns());
     if (status_) collect_events(std::clamp(nanoseconds, int64_t(0), kCheck));
 }
 
@@ -109,6 +121,7 @@ bool Connection::collect_events(int64_t nanoseconds) {
     epoll_event events[kMaxStreams];
     const timespec limit{nanoseconds / kSecond, nanoseconds % kSecond};
     const int count = epoll_pwait2(epoll_, events, kMaxStreams, &limit, nullptr);
+    asked_ = now_ns();
     for (int i = 0; i < count; ++i) {
         auto& s = *static_cast<Stream*>(events[i].data.ptr);
         const bool broken = events[i].events & (EPOLLERR | EPOLLHUP);

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -57,7 +58,9 @@ class Connection {
     // Wait until something may have become possible, at most so long.
     void wait(int64_t nanoseconds);
     // When progress() should be called again even if no event arrives (ns); 0 = no need.
-    int64_t wake_at() const;
+    int64_t wake_at() const { return wake_at_ && read_at_ ? std::min(wake_at_, read_at_) : wake_at_ + read_at_; }
+    // Whether no event before wake_at() is of use.
+    bool resting(int64_t now) const;
     int poll_fd() const { return epoll_; }
     // Forget what the kernel said last and ask again; needed after poll_fd() became readable.
     bool collect_events(int64_t nanoseconds);
@@ -75,6 +78,7 @@ class Connection {
     bool write(Stream& stream);
     void take(Stream& stream, uint32_t length);
     bool pump_receives();
+    void rest(uint64_t got);
     bool read(Stream& stream, bool may_ask);
     bool received(Stream& stream, ssize_t got, size_t room);
     bool read_payload(Stream& stream);
@@ -102,7 +106,11 @@ class Connection {
     int pending_sends_ = 0, pending_receives_ = 0;
     size_t likely_ = 0;  // stream that brought the last small message
     unsigned calls_ = 0;
-    int64_t wake_at_ = 0, checked_ = 0;
+    int64_t wake_at_ = 0;  // when a stream should have room; 0 = not known
+    int64_t read_at_ = 0;  // when to read on; 0 = at once
+    int64_t read_then_ = 0;  // when something was read last
+    double arrival_ = 0;  // bytes/s, recently
+    int64_t asked_ = 0, checked_ = 0;
     std::shared_ptr<Pulse> pulse_;
 };
 

@@ -5,7 +5,6 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
-#include <cmath>
 
 namespace bagua {
 
@@ -13,20 +12,25 @@ namespace {
 
 constexpr double kShare = 0.6;  // of the ideal time that a stream may be committed for: its rate is only an estimate
 constexpr uint64_t kSmall = 16 << 10;  // goes out in one chunk, without asking how full the stream is
+constexpr double kClearly = 1.5;  // times as fast
 constexpr uint64_t kLittle = 64 << 10;  // may wait in a stream without being looked at
 constexpr uint64_t kCeiling = 1 << 20;  // may wait in any stream beyond what fills its path: caches are small
 constexpr uint64_t kFloor = 128 << 10;  // may wait in the stream that delivers first
 constexpr uint32_t kMinChunk = 16 << 10, kMaxChunk = 1 << 20;
-constexpr double kPage = 4096;
+constexpr uint32_t kPage = 4096;
 constexpr double kChunkTime = 50e-6;  // seconds that a chunk should at least be worth: system calls cost
-constexpr int64_t kLook = 10 * kMicrosecond;  // between two questions to the kernel about one stream
+constexpr double kFast = 1.25e9;  // bytes/s of a path that is faster than most links
+constexpr double kBrief = 200e-6;  // seconds of a fast path's time that may wait in it while the others get nothing ...
+constexpr uint64_t kAlone = 2 << 20;  // ... and bytes
+constexpr int64_t kLook = 10 * kMicrosecond, kMaxLook = 200 * kMicrosecond;  // between two questions about one stream
+constexpr double kDrained = 0.25;  // of what waited: worth to ask again
 constexpr int64_t kSample = 10 * kMillisecond;
 constexpr uint64_t kEnough = 1 << 20;  // bytes in a sample that tell something even if the stream was idle in it
 constexpr int64_t kStale = kSecond;
 constexpr double kTrial = 0.125;  // of the mean rate: what a stream is given that was slow and not used for long
 constexpr double kFaster = 0.5, kSlower = 0.25;  // how much one sample moves the estimate
 constexpr double kDefaultRate = 1e9;
-constexpr int64_t kMinStall = 20 * kMicrosecond, kMaxStall = 2 * kMillisecond;
+constexpr int64_t kMinStall = 20 * kMicrosecond, kMaxStall = 500 * kMicrosecond;
 
 // Known rate, or what the known ones are on average. Who was slow gets a chance from time to time.
 double rate_of(const Stream& stream, double mean, int64_t now) {
@@ -44,13 +48,15 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
     if (!quick_) quick_ = streams[0].get();
     if (message <= kSmall && free_to_write(*quick_) && quick_->pace.most_queued() + message <= kLittle)
         return {quick_, uint32_t(message)};
-
     const int64_t now = now_ns();
+    if (const Choice same = stay(message, now); same.stream) return same;
+
     double known = 0, sum = 0;
     int count = 0;
     uint64_t outstanding = unwritten;
     for (auto& s : streams) {
-        if (s->pace.most_queued() > 0 && now - s->pace.looked >= kLook) look(*s, now);
+        if (s->pace.most_queued() > 0 && now >= s->pace.look_at) look(*s, now);
+        if (s->pace.fast > quick_->pace.fast || s->pace.rate > kClearly * quick_->pace.rate) quick_ = s.get();
         if (s->pace.rate > 0) known += s->pace.rate, ++count;
         outstanding += s->pace.most_queued();
     }
@@ -69,7 +75,7 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
         const double rate = rate_of(*s, mean, now), waiting = double(s->pace.most_queued());
         double length = std::max(rate * kShare * ideal / 2, rate * kChunkTime);
         length = std::clamp(length, double(kMinChunk), double(kMaxChunk));
-        length = std::floor(length / kPage) * kPage;  // so that every chunk begins aligned
+        length = double(uint32_t(length) / kPage * kPage);  // so that every chunk begins aligned
         if (length * 1.5 >= double(message)) length = double(message);
         const double finish = s->pace.rtt / 2 + (waiting + length) / rate;
         const Offer offer{s.get(), finish, uint32_t(length)};
@@ -92,12 +98,26 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
     return {best.stream, best.length};
 }
 
+// The quick stream again, if its path is fast and little waits in it.
+Schedule::Choice Schedule::stay(uint64_t message, int64_t now) {
+    if (!free_to_write(*quick_)) return {};
+    if (quick_->pace.most_queued() > 0 && now >= quick_->pace.look_at) look(*quick_, now);
+    if (!quick_->pace.fast) return {};
+    const uint64_t most = std::min(uint64_t(quick_->pace.delivery * kBrief), kAlone);
+    const uint64_t queued = quick_->pace.most_queued();
+    const uint64_t room = queued < most ? std::min<uint64_t>(most - queued, kMaxChunk) : 0;
+    if (room >= message) return {quick_, uint32_t(message)};
+    if (room < std::max<uint64_t>(most / 4, kMinChunk)) return {};
+    return {quick_, uint32_t(room / kPage * kPage)};
+}
+
 // Ask the kernel how much is still unacknowledged.
 void Schedule::look(Stream& s, int64_t now) {
     int queued = 0;
     if (ioctl(s.socket.fd(), SIOCOUTQ, &queued) != 0 || queued < 0) return;
-    s.pace.looked = now;
     s.pace.queued = uint64_t(queued);
+    const double pause = s.pace.rate > 0 ? queued / s.pace.rate * kDrained * 1e9 : 0;
+    s.pace.look_at = now + std::clamp(int64_t(pause), kLook, kMaxLook);
     s.pace.written_then = s.pace.written;
     s.counters.queued_max = std::max(s.counters.queued_max, s.pace.queued);
     if (queued == 0) s.pace.ran_dry = true;
@@ -113,6 +133,9 @@ void Schedule::sample(Stream& s, int64_t now) {
     p.rtt = info.tcpi_min_rtt != ~0u ? info.tcpi_min_rtt * 1e-6 : info.tcpi_rtt * 1e-6;
     const uint64_t acknowledged = p.written - p.queued;
     const double elapsed = double(now - p.sample_began) * 1e-9;
+    const double delivery = double(info.tcpi_delivery_rate);
+    p.fast = delivery >= kFast && p.delivery >= kFast;  // twice, because a shaper lets a burst pass after a pause
+    p.delivery = delivery;
     const double limited = double(info.tcpi_rwnd_limited - p.limited_then) * 1e-6;
     if (p.sample_began > 0 && acknowledged > p.acknowledged_then && elapsed < 1) {
         const double busy = std::max(elapsed - limited, elapsed / 4);

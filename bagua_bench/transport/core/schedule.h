@@ -5,6 +5,10 @@
 // no stream may hold more than a share of B/R seconds of its own rate, plus one round trip that fills the path. A slow
 // stream thus holds few bytes, a fast one many, and near the end of the work the slow ones get nothing. The stream
 // that would deliver first always may hold a little.
+//
+// A stream whose path is faster than one core can use needs no company: while little waits in it, it takes everything,
+// in large chunks, because any other stream would only cost system calls and cache. How fast the path is says the
+// kernel, from the spacing of acknowledgements; our own rates only say how much of it was used.
 
 #pragma once
 
@@ -29,6 +33,7 @@ class Schedule {
     int64_t room_at() const { return room_at_; }
 
   private:
+    Choice stay(uint64_t message, int64_t now);
     void look(Stream& stream, int64_t now);
     void sample(Stream& stream, int64_t now);
 

@@ -3,6 +3,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <cassert>
 #include <cerrno>
 
 #include "connection.h"
@@ -21,6 +22,8 @@ bool Connection::pump_sends() {
     bool moved = false;
     for (auto& s : streams_)
         if (s->out.request && s->writable) moved |= write(*s);
+    if (moved) wake_at_ = 0;
+    if (wake_at_ && now_ns() < wake_at_) return false;
     wake_at_ = 0;
     for (int i = 0; i < kChunksPerCall && status_ && cursor_ != next_send_; ++i) {
         const Request& r = sends_[cursor_ % kWindow];
@@ -37,6 +40,7 @@ bool Connection::pump_sends() {
 
 void Connection::take(Stream& s, uint32_t length) {
     Request& r = sends_[cursor_ % kWindow];
+    assert(!s.out.request && length <= r.size - r.taken && (length > 0 || r.size == 0));
     s.out.request = &r;
     s.out.done = 0;
     s.out.head = {r.sequence, r.taken, length, r.size, r.tag, 0, {}};

@@ -36,6 +36,8 @@ struct Incoming {
 // How fast the stream drains and what waits in it: see schedule.h.
 struct Pace {
     double rate = 0;  // bytes/s while busy; 0 = not known yet
+    double delivery = 0;  // bytes/s of the path, as the kernel sees it
+    bool fast = false;  // the path is faster than what we write
     double rtt = 0;  // seconds, minimum
     uint64_t written = 0;  // bytes handed to the kernel
     uint64_t queued = 0, written_then = 0;  // unacknowledged bytes when last looked at, and `written` at that time
@@ -43,7 +45,7 @@ struct Pace {
     uint64_t limited_then = 0;  // ... and the microseconds for which the receiver had closed its window
     int64_t sample_began = 0;
     bool ran_dry = true;  // during the sample, so that it shows less than the stream could do
-    int64_t looked = 0;  // when the kernel was asked last (ns)
+    int64_t look_at = 0;  // when to ask the kernel again (ns)
     uint64_t most_queued() const { return queued + (written - written_then); }
 };
 

@@ -81,13 +81,14 @@ def streams(
                     shaped.limit_flows(sender, limits | ({own: rates[0]} if own else {}))
                 for size, window, count in messages:
                     plan: dict[str, Any] = {"size": size, "window": window, "idle": idle}
-                    yield _sample(plugin.name, size, window, number, pair.stream(count=count, **plan))
+                    yield sample(plugin.name, size, window, number, pair.stream(count=count, **plan))
                     if plain:
                         fewer = max(20, int(count * rates[0] / sum(rates))) if rates else count
-                        yield _sample(PLAIN, size, window, number, pair.plain_stream(count=fewer, **plan))
+                        yield sample(PLAIN, size, window, number, pair.plain_stream(count=fewer, **plan))
 
 
-def _sample(name: str, size: int, window: int, number: int, both: tuple[dict[str, Any], dict[str, Any]]) -> Sample:
+def sample(name: str, size: int, window: int, number: int, both: tuple[dict[str, Any], dict[str, Any]]) -> Sample:
+    """From what the sender and the receiver saw."""
     sent, got = both
     if not got["seconds"] or not sent["bytes"]:
         raise HarnessError(f"{name}: nothing was measured; more messages are needed")

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from bagua_bench import libraries, provenance
-from bagua_bench.transport.harness import bench, shaped, torch_bench
+from bagua_bench.transport.harness import bench, lossy, shaped, torch_bench
 from bagua_bench.transport.harness.bench import PLAIN, Plugin, Sample
 
 MIB = 2**20
@@ -21,6 +21,7 @@ _FLOWS = {
 }
 _SECONDS = 1.0  # that a transfer should take
 CASES = (*_FLOWS, "unlimited", "latency", "torch flow-limited", "torch unlimited", "torch 1gbit", "torch 4 ranks")
+IMPAIRED = "delay and loss"  # needs netem, which not every kernel has
 
 
 def run(case: str, rounds: int) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def run(case: str, rounds: int) -> dict[str, Any]:
         "torch unlimited": lambda r: _torch(r),
         "torch 1gbit": lambda r: _torch(r, link=1e9),
         "torch 4 ranks": lambda r: _torch(r, per_site=2),
+        IMPAIRED: lossy.run,
     }
     began = datetime.now(timezone.utc)
     found = calls[case](rounds) if case in calls else _flows(_FLOWS[case], rounds)
@@ -91,6 +93,12 @@ def _torch(rounds: int, **network: Any) -> dict[str, Any]:
 def lines(record: dict[str, Any]) -> Iterator[str]:
     """The record for a reader."""
     for row in record["summary"]:
+        if "loss" in row:
+            yield (
+                f"{row['congestion']}, loss {row['loss'] * 100:g} %: {row['rate'] / 1e6:.1f} MB/s, plain connection "
+                + (f"{row['plain'] / 1e6:.1f} MB/s, {row['times_plain']:.2f} x")
+            )
+            continue
         if "times_gloo" in row:
             yield f"{row['ranks']} ranks, {row['bytes']:>10,} B: {row['bagua_net'] * 1e3:9.3f} ms, gloo " + (
                 f"{row['gloo'] * 1e3:9.3f} ms, {row['times_gloo']:.2f} x gloo"

@@ -206,6 +206,15 @@ class Worker:
         count = ctypes.CDLL(self.path).bagua_net_comm_report(_P(self.held[name]), out, len(out))
         return {"streams": [_values(out[k]) for k in range(count)]}
 
+    def report_all(self) -> dict[str, Any]:
+        """What the streams of every open comm of bagua_net counted."""
+        call = ctypes.CDLL(self.path).bagua_net_open_comm_report
+        comms: list[list[dict[str, Any]]] = []
+        out, peer = (StreamReport * 64)(), ctypes.create_string_buffer(100)
+        while (count := call(len(comms), out, len(out), peer, len(peer))) >= 0:
+            comms.append([_values(out[k]) for k in range(count)])
+        return {"comms": comms}
+
     def rest(self, seconds: float) -> dict[str, Any]:
         """Do nothing."""
         time.sleep(seconds)

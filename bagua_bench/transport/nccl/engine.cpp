@@ -1,9 +1,12 @@
 #include "engine.h"
 
+#include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 
 #include "../core/handshake.h"
 #include "../core/settings.h"
@@ -33,6 +36,7 @@ struct Plugin {
     int speed = 0;
     std::map<uint64_t, std::unique_ptr<Connector>> attempts;  // by the number in the caller's copy of the handle
     uint64_t next_attempt = 1;
+    std::set<Comm*> open;
 };
 
 Plugin& plugin() {
@@ -43,6 +47,13 @@ Plugin& plugin() {
 Result report(const Status& status) {
     if (!status && plugin().settings.log) plugin().settings.log(Level::warning, "bagua-net: " + status.text);
     return int(status.code);
+}
+
+// The caller holds the plugin's lock.
+void* opened(std::unique_ptr<Comm> comm) {
+    comm->connection->owner = comm.get();
+    plugin().open.insert(comm.get());
+    return comm.release();
 }
 
 // NCCL sees one of the three states; a finished or failed request is free again.
@@ -125,10 +136,7 @@ Result connect(int dev, void* bytes, void** out) {
     auto comm = std::make_unique<Comm>();
     const Status status = found->second->step(&comm->connection);
     if (!status || comm->connection) p.attempts.erase(found);
-    if (comm->connection) {
-        comm->connection->owner = comm.get();
-        *out = comm.release();
-    }
+    if (comm->connection) *out = opened(std::move(comm));
     return report(status);
 }
 
@@ -137,10 +145,10 @@ Result accept(void* listener, void** out) {
     auto& comm = *static_cast<ListenComm*>(listener);
     const std::lock_guard<std::mutex> guard(comm.mutex);
     if (auto connection = comm.listener->accept()) {
-        auto* made = new Comm;
+        auto made = std::make_unique<Comm>();
         made->connection = std::move(connection);
-        made->connection->owner = made;
-        *out = made;
+        const std::lock_guard<std::mutex> all(plugin().mutex);
+        *out = opened(std::move(made));
     }
     return kSuccess;
 }
@@ -182,7 +190,20 @@ int report_comm(void* comm, StreamReport* out, int most) {
     return report(*c.connection, out, most);
 }
 
+int report_open(int index, StreamReport* out, int most, char* peer, size_t room) {
+    Plugin& p = plugin();
+    const std::lock_guard<std::mutex> guard(p.mutex);
+    if (index < 0 || size_t(index) >= p.open.size()) return -1;
+    Comm& c = **std::next(p.open.begin(), index);
+    std::snprintf(peer, room, "%s", c.connection->peer().c_str());
+    return report_comm(&c, out, most);
+}
+
 Result close_comm(void* comm) {
+    {
+        const std::lock_guard<std::mutex> guard(plugin().mutex);
+        plugin().open.erase(static_cast<Comm*>(comm));
+    }
     delete static_cast<Comm*>(comm);
     return kSuccess;
 }

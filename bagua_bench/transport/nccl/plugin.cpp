@@ -96,5 +96,9 @@ EXPORT const NetV11<PropertiesV12, 8> ncclNetPlugin_v12 = {
 
 // The counters of a comm that this plugin made, per stream; the number of streams.
 EXPORT int bagua_net_comm_report(void* comm, StreamReport* out, int most) { return report_comm(comm, out, most); }
+// The same for every comm that is open in this process, whoever opened it: see engine.h.
+EXPORT int bagua_net_open_comm_report(int index, StreamReport* out, int most, char* peer, size_t room) {
+    return report_open(index, out, most, peer, room);
+}
 
 }  // namespace nccl

@@ -1,0 +1,51 @@
+"""A path with delay and loss: several streams against one plain connection. Needs the kernel's netem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from bagua_bench import libraries
+from bagua_bench.transport.harness import bench, shaped
+from bagua_bench.transport.harness.bench import PLAIN, Sample
+from bagua_bench.transport.harness.pair import Pair
+
+RATE, DELAY = 1e9, 5e-3  # bit/s; seconds each way
+LOSSES = (0.0, 0.001, 0.01)
+CONTROLS = ("reno", "cubic")
+_SIZE, _WINDOW = 2**20, 4
+_COUNTS = (150, 40, 20)  # messages; a lost packet makes a connection slow
+_STREAMS = "4"
+
+
+def run(rounds: int) -> dict[str, Any]:
+    """Medians of the rates in bytes/s over `rounds` pairs of transfers, for each control and share of lost packets."""
+    rows, samples = [], []
+    for control in CONTROLS:
+        for loss, count in zip(LOSSES, _COUNTS, strict=True):
+            found = list(_transfers(control, loss, count, rounds))
+            rates = {plain: [s.rate for s in found if (s.transport == PLAIN) is plain] for plain in (False, True)}
+            ours, plain = median(rates[False]), median(rates[True])
+            row = {"congestion": control, "loss": loss, "rate": ours, "plain": plain, "times_plain": ours / plain}
+            rows.append(row)
+            samples += [{**row, **asdict(s)} for s in found]
+    return {"congestion": CONTROLS, "rate": RATE, "delay": DELAY, "summary": rows, "samples": samples}
+
+
+def _transfers(control: str, loss: float, count: int, rounds: int) -> Iterator[Sample]:
+    """New connections for every pair; each of the two goes first in turn."""
+    plan: dict[str, Any] = {"size": _SIZE, "window": _WINDOW, "count": count, "patience": 120.0}
+    with shaped.pair(congestion=control) as sites:
+        for site in sites:
+            shaped.impair(site, RATE, DELAY, loss)
+        variables = {"NCCL_SOCKET_IFNAME": sites[0].interface, "BAGUA_NET_STREAMS": _STREAMS}
+        prefixes = (sites[0].prefix, sites[1].prefix)
+        for number in range(rounds):
+            with Pair(libraries.harness(), libraries.plugin(), "ncclNetPlugin_v12", variables, prefixes) as pair:
+                pair.link()
+                pair.link_plain(sites[1].address)
+                transfers = [("bagua-net", pair.stream), (PLAIN, pair.plain_stream)]
+                for name, transfer in transfers[:: 1 if number % 2 == 0 else -1]:
+                    yield bench.sample(name, _SIZE, _WINDOW, number, transfer(**plan))
