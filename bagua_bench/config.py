@@ -12,12 +12,10 @@ from typing import Any, Optional
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from bagua_bench import owner, units
+from bagua_bench import conf_folder, owner, units
 from bagua_bench.network import settings
 
-_PACKAGE = Path(__file__).resolve().parent
-CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if folder.is_dir())
-"""Inside the package when installed from a wheel, beside it in a checkout."""
+CONF = conf_folder.FOLDER
 GROUPS = ("task", "algo", "transport", "cluster", "network")
 SCALES = ("paper", "cpu", "tiny")
 
@@ -63,10 +61,11 @@ class Device(Enum):
 
 
 class Precision(Enum):
-    """Of forward and loss: bf16 is torch's autocast; weights, gradients and messages stay float32."""
+    """Of forward and loss: bf16 and fp16 are torch's autocast, fp16 with loss scaling; all else stays float32."""
 
     fp32 = "fp32"
     bf16 = "bf16"
+    fp16 = "fp16"
 
 
 @dataclass

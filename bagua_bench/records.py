@@ -70,6 +70,7 @@ def summarise(result: dict[str, Any]) -> dict[str, Any]:
         "bytes_per_step": [{k: v / len(steps) for k, v in rank["sent"].items()} for rank in ranks],
         "peak_memory": [rank["peak_memory"] for rank in ranks],
         "streams": [rank.get("streams") for rank in ranks],
+        "skipped_steps": [rank.get("skipped_steps") for rank in ranks],
         "losses": [mean(losses) for losses in zip(*(rank["losses"] for rank in ranks), strict=True)],
         "metrics": {key: mean(m[key] for m in metrics) for key in metrics[0]},
         **{key: value for key, value in result.items() if key != "ranks"},

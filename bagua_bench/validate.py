@@ -18,6 +18,8 @@ DIGITS_TRAIN = 1437
 
 SCHEDULES = ("bagua_bench.peers.horovod.Horovod", "bagua_bench.peers.byteps.BytePS")
 """Peers that cannot be run."""
+UNSKIPPABLE = ("algorithms.qadam.QAdam",)
+"""Algorithms that move their own state on gradients before a step can be skipped."""
 
 _LEAST = {
     "run.steps": 1,
@@ -91,6 +93,11 @@ def _device(cell: dict[str, Any]) -> Iterator[str]:
         yield f"transport={cell['transport']['name']}: moves CPU tensors only, but run.device=cuda; use nccl"
     if cell["run"].get("precision", "fp32") != "fp32" and cell["mode"] != "measure":
         yield f"run.precision={cell['run']['precision']}: mode={cell['mode']} computes nothing; allowed: fp32"
+    if cell["run"].get("precision") == "fp16" and cell["algo"].get("_target_") in UNSKIPPABLE:
+        yield (
+            f"run.precision=fp16: algo={cell['algo']['name']} updates its momentum before it is known whether the step "
+            "is skipped for an overflow; allowed: fp32, bf16"
+        )
 
 
 def _transport(cell: dict[str, Any]) -> Iterator[str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from tasks import torchvision_compat  # noqa: F401  before transformers, which probes for torchvision
 from tasks.base import Batch, Task
+
+with suppress(ModuleNotFoundError):  # transformers can do without torchvision, but probes for it
+    from tasks import torchvision_compat  # noqa: F401
 
 _OPEN, _CLOSE = 1, 2  # the tokens around the answer
 _TEST = 32

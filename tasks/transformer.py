@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from tasks import torchvision_compat  # noqa: F401  before transformers, which probes for torchvision
 from tasks.base import Batch, Task
 from tasks.filter_bank import RATE, log_mel
+
+with suppress(ModuleNotFoundError):  # transformers can do without torchvision, but probes for it
+    from tasks import torchvision_compat  # noqa: F401
 
 _TONE = int(0.12 * RATE)  # samples per spoken token
 _FIRST_TOKEN, _SYMBOLS = 4, 40

@@ -32,6 +32,7 @@ class TorchComm(CountedComm):
     ) -> None:
         super().__init__(group.rank(), group.size(), intra, inter)
         self.group = group
+        self._is_gloo = dist.get_backend(group) == "gloo"
 
     @classmethod
     def create(cls, backend: str, timeout: float, ranks_per_server: int = 1) -> TorchComm:
@@ -91,23 +92,40 @@ class TorchComm(CountedComm):
 
     def _all_to_all(self, x: Tensor, out: Tensor) -> None:
         with _errors("all_to_all"):
-            dist.all_to_all_single(out, x, group=self.group)
+            if self._is_gloo:
+                out[self.rank].copy_(x[self.rank])
+                self._send_and_receive([(peer, x[peer], out[peer]) for peer in self._others()])
+            else:
+                dist.all_to_all_single(out, x, group=self.group)
 
     def _all_gather(self, x: Tensor, out: Tensor) -> None:
         with _errors("all_gather"):
-            _all_gather(out, x[None], group=self.group)
+            if self._is_gloo:
+                out[self.rank].copy_(x)
+                self._send_and_receive([(peer, x, out[peer]) for peer in self._others()])
+            else:
+                _all_gather(out, x[None], group=self.group)
 
     def _exchange(self, x: Tensor, peers: Sequence[int]) -> list[Tensor]:
         received = [torch.empty_like(x) for _ in peers]
-        calls = [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer in peers]
-        calls += [
-            dist.P2POp(dist.irecv, out, group=self.group, group_peer=peer)
-            for out, peer in zip(received, peers, strict=True)
-        ]
         with _errors("exchange"):
-            for work in dist.batch_isend_irecv(calls):
-                work.wait()
+            self._send_and_receive([(peer, x, out) for peer, out in zip(peers, received, strict=True)])
         return received
+
+    def _others(self) -> list[int]:
+        """All other ranks, the next one first: nobody is everybody's first."""
+        return [(self.rank + i) % self.size for i in range(1, self.size)]
+
+    def _send_and_receive(self, pairs: Sequence[tuple[int, Tensor, Tensor]]) -> None:
+        """Direct messages: to every peer, and from it.
+
+        Receives come first: gloo sends only what the peer is known to wait for, and on a slow network that news would
+        else queue behind the data, and one direction wait for the other.
+        """
+        calls = [dist.P2POp(dist.irecv, out, group=self.group, group_peer=peer) for peer, _, out in pairs]
+        calls += [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer, x, _ in pairs]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
 
 
 @contextmanager

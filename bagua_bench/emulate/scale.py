@@ -1,4 +1,4 @@
-"""Scale models: emulated runs that send so many times less (spec: network 9). No torch import."""
+"""Scale models: emulated or simulated runs that send so many times less (spec: network 9). No torch import."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 def shrink_of(cell: dict[str, Any]) -> float:
-    """How many times smaller an emulated run is than what its configuration says; 1 in the other modes."""
-    return float(cell["compute"]["shrink"]) if cell.get("mode") == "emulate" else 1.0
+    """How many times smaller a run is than what its configuration says; 1 where computing is real."""
+    return float(cell["compute"]["shrink"]) if cell.get("mode") in ("emulate", "simulate") else 1.0
 
 
 def scale_model(cell: dict[str, Any]) -> dict[str, Any]:

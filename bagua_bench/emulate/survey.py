@@ -6,13 +6,10 @@ import sys
 from typing import Any
 
 import torch
-from hydra import initialize_config_dir
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
-from bagua_bench import config
-from bagua_bench.campaign import compose_cell
 from bagua_bench.emulate.layers import TABLES, Layer, Layers
 from bagua_bench.training.build import build
 from tasks.base import Task
@@ -28,7 +25,7 @@ def survey(task: dict[str, Any]) -> Layers:
         model = made.model()
     trainable = {p: i for i, p in enumerate(p for p in model.parameters() if p.requires_grad)}
     names = [name for name, p in model.named_parameters() if p.requires_grad]
-    kind, traffic = _optimizer(made.optimizer(nn.Linear(1, 1)))
+    kind, traffic = optimizer_traffic(made.optimizer(nn.Linear(1, 1)))
     return Layers(
         task=task["name"],
         scale=task.get("scale", "paper"),
@@ -66,7 +63,7 @@ def _trace(task: Task, model: nn.Module, position: dict[nn.Parameter, int]) -> t
     return tuple(layers)
 
 
-def _optimizer(optimizer: Optimizer) -> tuple[str, int]:
+def optimizer_traffic(optimizer: Optimizer) -> tuple[str, int]:
     """Name and bytes per parameter: every tensor of the update is read, those that change are written (float32)."""
     if isinstance(optimizer, Adam):
         return type(optimizer).__name__, 28  # reads x, g, m, v; writes x, m, v
@@ -77,6 +74,11 @@ def _optimizer(optimizer: Optimizer) -> tuple[str, int]:
 
 def main() -> None:
     """Survey the tasks named on the command line at scale paper."""
+    from hydra import initialize_config_dir
+
+    from bagua_bench import config
+    from bagua_bench.campaign import compose_cell
+
     config.register()
     for name in sys.argv[1:]:
         with initialize_config_dir(str(config.CONF), version_base=None):

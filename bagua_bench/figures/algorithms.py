@@ -14,8 +14,8 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     """Bars of throughput (left axis), diamonds of bytes per step and rank (right axis)."""
     throughput.draw(data, axes)
     sent = axes.twinx()
-    sent.plot(range(len(data)), data["megabytes_per_step_and_rank"], "D", color="black", markersize=5)
+    sent.plot(range(len(data)), data["megabytes_per_step_and_rank"], "D", color="black", mec="white", markersize=6)
     sent.set_ylabel("MB sent per step and rank (diamonds)")
-    sent.set_ylim(0, 1.15 * data["megabytes_per_step_and_rank"].max())
+    sent.set_ylim(0, 1.8 * data["megabytes_per_step_and_rank"].max())  # below the ratios over the bars
     for label in axes.get_xticklabels():
         label.set_horizontalalignment("right")

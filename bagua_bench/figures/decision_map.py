@@ -30,6 +30,8 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
             "algorithm": record["config"]["algo"]["name"],
             "step_seconds": float(np.mean(record["result"]["step_seconds"])),
             "source": record["source"],
+            "compute": record["config"].get("compute", {}).get("name"),
+            "cluster": record["config"]["cluster"]["name"],
         }
         for record in records
     ]
@@ -59,6 +61,7 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     axes.set_yticks(up, [f"{value:g}" for value in grid.index])
     axes.set_xlabel("bandwidth, Gbit/s")
     axes.set_ylabel("added latency one way, ms")
-    sources = ", ".join(sorted(set(data["source"])))
-    axes.set_title(f"fastest algorithm and its speed-up over DDP; {sources}", fontsize=8)
+    origin = [", ".join(sorted(set(data["source"])))]
+    origin += [f"{key}={name}" for key in ("compute", "cluster") for name in data[key].dropna().unique()]
+    axes.set_title(f"fastest algorithm and its speed-up over DDP\n{', '.join(origin)}", fontsize=8)
     axes.legend(handles=[Patch(color=c, alpha=0.5, label=n) for n, c in zip(names, colours, strict=True)], fontsize=6)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from bagua_bench import stats
 from bagua_bench.cell import world_size
@@ -115,6 +116,8 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     points = sorted(set(data[quantity.label]))
     axes.set_xticks(points, [f"{x:g}" for x in points])
     axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     factor = data["scale_model"].iloc[0]
     if factor != 1 and quantity is QUANTITIES[0]:
         there, back = _rescaled(factor)
@@ -122,7 +125,8 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
         own.set_xlabel(f"emulated, Mbit/s (a scale model of 1 : {factor:g})", fontsize=8)
         own.set_xticks([x * 1e3 / factor for x in points], [f"{x * 1e3 / factor:g}" for x in points])
         own.minorticks_off()
-    axes.legend(fontsize=7, title=", ".join(sorted(set(data["source"]))), title_fontsize=7)
+    title = ", ".join(sorted(set(data["source"])))
+    axes.legend(fontsize=7, title=title, title_fontsize=7, loc="lower left", bbox_to_anchor=(1, 0))
 
 
 def _rescaled(factor: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:

@@ -1,5 +1,6 @@
 """`python -m bagua_bench check-gpu [--json FILE] [--rehearse]`: every part in processes of its own, then a table.
 
+Beside FILE come the profiles of the device, options of the group `compute` (`python -m bagua_bench.simulate profile`).
 Needs torch and this repository alone. Not yet run on a GPU; `--rehearse` tries the script on the CPU and shows nothing
 about a GPU. Two ranks on one GPU take turns: their times hold against each other and say nothing about two GPUs.
 """
@@ -20,7 +21,8 @@ from bagua_bench.gpu import verdicts
 from bagua_bench.transport import environment
 
 _HOME = Path(__file__).resolve().parents[2]
-_LIMIT = 100.0  # seconds for a part
+_LIMIT = 100.0  # seconds for a part ...
+_PROFILE_LIMIT = 200.0  # ... and for the profile, which tries every task in three precisions
 
 
 def main(arguments: list[str]) -> int:
@@ -34,7 +36,7 @@ def main(arguments: list[str]) -> int:
         print("check-gpu: no CUDA device, nothing checked; --rehearse tries the script on the CPU", file=sys.stderr)
         return 2
     device = "cpu" if options.rehearse else "cuda"
-    checks = _checks(device)
+    checks = _checks(device, options.json.parent)
     report = {"machine": machine, "device": device, "rehearsal": options.rehearse, "checks": checks}
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     for check in checks:
@@ -52,7 +54,7 @@ def _machine() -> dict[str, str]:
     return found
 
 
-def _checks(device: str) -> list[dict[str, Any]]:
+def _checks(device: str, target: Path) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="bagua-bench-") as name:
         folder = Path(name)
         oracle = _ranks("algorithms", 2, "cpu", folder / "oracle")
@@ -64,6 +66,7 @@ def _checks(device: str) -> list[dict[str, Any]]:
             *verdicts.ratios("engine / DDP, 2 ranks", _ranks("parity", 2, device, folder / "parity"), None),
             *verdicts.ratios("engine / plain torch, 1 rank", _ranks("overhead", 1, device, folder / "overhead"),
                              1 / 1.02 if device == "cuda" else None),
+            *verdicts.profile(_profile(device, target, folder / "profile.log")),
         ]  # fmt: skip
 
 
@@ -83,6 +86,17 @@ def _codecs(path: Path) -> list[Any] | str:
     failure = _failure([_start(command, path.with_suffix(".log"))], [path.with_suffix(".log")])
     rows: list[Any] = [] if failure else json.loads(path.read_text())
     return [RuntimeError(failure)] if failure else rows
+
+
+def _profile(device: str, target: Path, log: Path) -> list[Any] | str:
+    """What `bagua_bench.simulate.profile` printed, which writes its files to `target`; in a rehearsal nowhere."""
+    command = [sys.executable, "-m", "bagua_bench.simulate.profile", "--device", device, "--folder"]
+    if device == "cuda":
+        command += [str(target)]
+    else:
+        command += [str(log.parent), "--scale", "tiny", "--steps", "1", "--precision", "fp32", "--tasks", "vgg16"]
+    failure = _failure([_start(command, log)], [log], _PROFILE_LIMIT)
+    return [RuntimeError(failure)] if failure else log.read_text().splitlines()
 
 
 def _ranks(part: str, size: int, device: str, folder: Path, variables: dict[str, str] | None = None) -> list[Any] | str:
@@ -108,13 +122,13 @@ def _start(command: list[str], log: Path, variables: dict[str, str] | None = Non
         return subprocess.Popen(command, env=own, stdout=stream, stderr=subprocess.STDOUT)
 
 
-def _failure(processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> str | None:
+def _failure(processes: list[subprocess.Popen[bytes]], logs: list[Path], limit: float = _LIMIT) -> str | None:
     """Wait for all; one line on the first that failed, None if none did."""
     try:
         for process in processes:
-            process.wait(_LIMIT)
+            process.wait(limit)
     except subprocess.TimeoutExpired:
-        return f"not done after {_LIMIT:.0f} s"
+        return f"not done after {limit:.0f} s"
     finally:
         for process in processes:
             process.kill()

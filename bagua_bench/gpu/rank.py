@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from algorithms.base import Algorithm, When
 from bagua_bench.comm.torch_groups import TorchComm
-from bagua_bench.gpu import parity
+from bagua_bench.gpu import parity, trace
 from bagua_bench.gpu.models import Given
 from bagua_bench.training import devices
 from bagua_bench.training.engine import Engine
@@ -37,28 +37,34 @@ def algorithms() -> Iterator[tuple[str, Callable[[], Algorithm]]]:
 
 
 def trained(make: Callable[[], Algorithm], comm: TorchComm, device: torch.device) -> dict[str, Any]:
-    """Weights after a few steps along given gradients, and whether the steps ran without waiting for the GPU."""
+    """Weights after a few steps along given gradients, and what in the last two waited for the GPU.
+
+    `waits`: None if nothing did; `traced`: whether a profiler's trace says so too.
+    """
     model = Given(_SIZES).to(device)
     batches = [_batch(step, comm.rank).to(device) for step in range(_STEPS)]
-    algorithm, waits = make(), None
+    algorithm = make()
     watched = device.type == "cuda" and algorithm.moment(_STEPS) is not When.FREE  # whose own thread may wait
     engine = Engine(model, torch.optim.SGD(model.parameters(), lr=0.05), algorithm, comm, bucket_size=65_536)
+
+    def step(batch: torch.Tensor) -> None:
+        model(batch).backward()
+        engine.step()
+
     with engine:
-        for step, batch in enumerate(batches):
-            if watched and step == _STEPS - 1:
-                torch.cuda.set_sync_debug_mode("error")
-            try:
-                model(batch).backward()
-                engine.step()
-            except RuntimeError as error:
-                if "synchroniz" not in str(error):
-                    raise
-                waits = str(error).splitlines()[0]
-            finally:
-                torch.cuda.set_sync_debug_mode("default") if watched else None
+        for batch in batches[:-2]:
+            step(batch)
+        seen: list[str] | None = None
+        refused: str | None = None
+        if watched:
+            seen = trace.traced(lambda: step(batches[-2]))
+            refused = trace.nobody_waits(lambda: step(batches[-1]))
+        else:
+            step(batches[-2])
+            step(batches[-1])
         with engine.paused():
             weights = torch.cat([p.detach().flatten() for p in model.parameters()]).cpu()
-        return {"weights": weights, "waits": waits}
+        return {"weights": weights, "waits": refused or ", ".join(seen or []) or None, "traced": seen is not None}
 
 
 def _batch(step: int, rank: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ Outcome = list[Any] | str
 COPY_SHARE = 0.7
 """Of a copy's bandwidth, that a codec is to reach."""
 _CLOSE = 1e-4  # relative distance of weights: a level of a codec may flip where sums round differently
+_PRECISIONS = ("fp32", "tf32", "bf16")  # the first word of what a profile says; other lines are warnings
 _FREE = "AsyncModelAverage"  # runs beside training: no two runs are alike, and pausing it waits
 
 
@@ -47,7 +48,7 @@ def _algorithm(title: str, name: str, outcome: Sequence[Any], oracle: Sequence[A
         distances.append(float((own["weights"] - wanted).norm() / wanted.norm()))
         equal = equal and bool((own["weights"] == wanted).all())
     waits = outcome[0][name]["waits"]
-    data = {"distance": max(distances), "bit_equal": equal, "waits": waits}
+    data = {"distance": max(distances), "bit_equal": equal, "waits": waits, "traced": outcome[0][name].get("traced")}
     close = max(distances) < (1.0 if name == _FREE else _CLOSE)  # NaN is not
     detail = f"weights {max(distances):.1e} from the CPU's{', bit for bit' if equal else ''}"
     return _check(title, close and waits is None, detail + (f"; waits: {waits}" if waits else ""), data)
@@ -64,6 +65,20 @@ def ratios(title: str, outcome: Outcome, least: float | None) -> list[dict[str, 
                f"{one['throughput_ratio']:.3f} ({one['ratios'][0]:.3f} to {one['ratios'][-1]:.3f})", one)
         for name, one in found.items()
     ]  # fmt: skip
+
+
+def profile(outcome: Outcome) -> list[dict[str, Any]]:
+    """One check per line that the profile printed: a file written, or what was not measured as it is, and why."""
+    if (early := _early("profile", outcome)) is not None:
+        return early
+    found = []
+    for precision, _, said in (str(line).partition(": ") for line in outcome):
+        if precision in _PRECISIONS and "compute=" in said:
+            found.append(_check(f"profile, {precision}", True, said, None))
+        elif precision in _PRECISIONS:
+            task, _, reason = said.partition(": ")
+            found += _early(f"profile, {precision}, {task}", reason) or []
+    return found
 
 
 def _early(name: str, outcome: Outcome) -> list[dict[str, Any]] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from bagua_bench.training.clock import stamp
 from bagua_bench.training.trainer import Trainer
 
 MIB = 2**20
+_DEFAULT = 25  # MiB
 
 
 class DDP(Peer):
@@ -26,7 +28,7 @@ class DDP(Peer):
 
     def __init__(
         self,
-        bucket_cap_mb: float = 25,
+        bucket_cap_mb: float = _DEFAULT,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
         find_unused_parameters: bool = False,
@@ -43,17 +45,19 @@ class DDP(Peer):
         return DDPTrainer(model, optimizer, comm, self.options)
 
     def program(self, layers: Layers, servers: int, per_server: int, steps: int) -> Program:
-        """Buckets in the order of readiness: the first closes at 1 MiB, the others at `bucket_cap_mb` MiB."""
+        """Buckets in the order of readiness, each closed at `bucket_cap_mb` MiB; by default the first at 1 MiB."""
+        limit = self.options["bucket_cap_mb"]
         nbytes, ranks = schedule.sizes(layers), servers * per_server
         order = [position for layer in reversed(layers.layers) for position in reversed(layer.params)]
         buckets: list[list[int]] = [[]]
         for position in order:
-            cap = MIB if len(buckets) == 1 else self.options["bucket_cap_mb"] * MIB
+            cap = MIB if len(buckets) == 1 and limit == _DEFAULT else limit * MIB
             if sum(nbytes[i] for i in buckets[-1]) >= cap:
                 buckets.append([])
             buckets[-1].append(position)
         sends = schedule.BucketSends(buckets, nbytes)
-        return schedule.program(layers, ranks, steps, sends, schedule.all_reduced(layers, ranks))
+        found = schedule.program(layers, ranks, steps, sends, schedule.all_reduced(layers, ranks))
+        return replace(found, asynchronous=True)
 
 
 class DDPTrainer(Trainer):
@@ -75,10 +79,10 @@ class DDPTrainer(Trainer):
 
     def synchronize(self) -> None:
         self._sent += self._per_step
+        self._unscale_own()  # they are the same everywhere: so is what overflowed
 
     def optimize(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._advance()
 
     def restart(self) -> None:
         pass

@@ -12,6 +12,7 @@ import pandas as pd
 from bagua_bench.config import CONF
 from bagua_bench.emulate.compute import Compute, compute_of
 from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.scale import scale_model
 from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.program import Program
 from bagua_bench.simulate.run import step_seconds
@@ -52,6 +53,7 @@ def available(group: str) -> list[str]:
 def _row(cell: dict[str, Any]) -> dict[str, Any]:
     from bagua_bench.simulate.trace import trace
 
+    cell = scale_model(cell)
     layers, cluster, program = layers_of(cell), cluster_of(cell), trace(cell)
     compute = compute_of(cell, layers)
     step = step_seconds(program, cluster, compute)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,8 @@ from bagua_bench.campaign import compose_cell
 from bagua_bench.simulate import published, report
 from bagua_bench.simulate.cluster import physics_of
 from bagua_bench.simulate.fit import Case, Fit, case, fit
-from bagua_bench.simulate.parameters import NAMESPACES, OTHER_CAMPAIGN, PAPER, Parameter, tree
+from bagua_bench.simulate.parameters import GLOO, NAMESPACES, OTHER_CAMPAIGN, PAPER, Parameter, tree
+from bagua_bench.simulate.selection import Selection
 
 _STEPS = ("mode=simulate", "run.steps=1", "run.untimed=1")
 _FOLDS, _HALVES = 5, 3
@@ -25,13 +26,13 @@ _FOLDS, _HALVES = 5, 3
 
 @dataclass(frozen=True)
 class Known:
-    """A known step time, and where it is shown."""
+    """A known step time, and where it is shown; `role`: in the fit, to be predicted, or shown but beyond any line."""
 
     figure: str
     panel: str
     label: str
     case: Case
-    fitted: bool
+    role: Literal["fitted", "predicted", "impossible"]
 
 
 @dataclass(frozen=True)
@@ -42,21 +43,37 @@ class Source:
     known: Sequence[Known]
     parameters: Sequence[Parameter]
     base: dict[str, Any]
+    fit: str | None = None
+    """Settings of the records that the fit uses; None: it uses all."""
+
+    @property
+    def cases(self) -> list[Case]:
+        """The points that the fit uses."""
+        return [k.case for k in self.known if k.role == "fitted"]
 
     def calibrate(self) -> Fit:
         """Fit the parameters to the points that are to be fitted."""
-        return fit([k.case for k in self.known if k.fitted], self.parameters, self.base)
+        return fit(self.cases, self.parameters, self.base)
 
     def write(self, found: Fit) -> Path:
         """Put the values into the cluster's file, and say in it where they come from."""
-        path = config.CONF / "cluster" / f"{self.cluster}.yaml"
+        path = _file(self.cluster)
         head = [line for line in path.read_text().splitlines() if line.startswith("#")] if path.exists() else []
         layout = OmegaConf.load(path) if path.exists() else OmegaConf.create({"servers": 2, "ranks_per_server": 1})
         layout.physics = tree([float(v) for v in found.values], self.parameters, self.base)
-        inside = found.errors([k.case for k in self.known if k.fitted])
-        layout.physics.uncertainty = float(f"{np.quantile(np.abs(inside), 0.9):.2g}")
+        if self.fit is not None:
+            layout.physics.fit = self.fit
+        errors = found.errors(self.cases)
+        if self._can_leave_out:
+            errors = report.held_out(self.cases, report.folds(len(self.cases), _FOLDS), self.parameters, found)
+        layout.physics.uncertainty = float(f"{np.quantile(np.abs(errors), 0.9):.2g}")
         path.write_text("\n".join(head) + "\n" * bool(head) + OmegaConf.to_yaml(layout))
         return path
+
+    @property
+    def _can_leave_out(self) -> bool:
+        """Whether there are points enough to fit without some of them."""
+        return len(self.cases) >= 2 * len(self.parameters)
 
     def errors(self) -> pd.DataFrame:
         """Every point with the prediction of the cluster's file as it stands."""
@@ -68,7 +85,8 @@ class Source:
                     "figure": k.figure,
                     "panel": k.panel,
                     "label": k.label,
-                    "fitted": k.fitted,
+                    "task": k.case.cell["task"]["name"],
+                    "role": k.role,
                     "seconds": k.case.seconds,
                     "predicted": predicted,
                     "error": predicted / k.case.seconds - 1,
@@ -79,50 +97,91 @@ class Source:
     def validate(self) -> Iterator[tuple[str, pd.DataFrame | str]]:
         """Tables of errors: of the cluster's file, then of points left out of new fits."""
         data = self.errors()
-        shown, inside = data[~data["fitted"]], data[data["fitted"]]
-        yield "points in the fit, by figure", report.by(inside, "figure")
-        yield "points in the fit, by system or algorithm", report.by(inside, "label")
-        yield "all points in the fit", pd.DataFrame({"": report.summary(inside["error"])}).T
-        right, pairs = report.ranking(inside)
-        yield (
-            "ranking",
-            f"{right} of {pairs} pairs more than 5 % apart in the right order ({right / max(pairs, 1):.1%})",
-        )
-        if len(shown):
-            yield "shown, not fitted (no such line could carry them)", shown
-        if len(inside) < 2 * len(self.parameters):
-            return  # too few to leave any out
-        cases, best = [k.case for k in self.known if k.fitted], self.calibrate()
-        figures = [k.figure for k in self.known if k.fitted]
+        parts = {role: data[data["role"] == role] for role in ("fitted", "predicted", "impossible")}
+        yield from _tables("points in the fit", parts["fitted"])
+        if len(parts["predicted"]):
+            yield "the fit uses", str(self.fit)
+            yield from _tables("predicted points", parts["predicted"])
+            yield "every predicted point", parts["predicted"].drop(columns="role")
+        if len(parts["impossible"]):
+            yield "shown, not fitted (no such line could carry them)", parts["impossible"]
+        if self._can_leave_out:
+            yield "points when they were not in the fit", self._left_out()
+        inside = parts["fitted"]
+        yield "largest errors in the fit", inside.loc[inside["error"].abs().sort_values(ascending=False).index[:12]]
+
+    def _left_out(self) -> pd.DataFrame:
+        """Errors of the fitted points, by fits without them."""
+        cases, best = self.cases, self.calibrate()
+        figures = [k.figure for k in self.known if k.role == "fitted"]
         splits: dict[str, Sequence[object]] = {
-            "one figure left out": figures,
             f"{_FOLDS}-fold": report.folds(len(cases), _FOLDS),
         }
+        if len(set(figures)) > 1:
+            splits = {"one figure left out": figures, **splits}
         for seed in range(_HALVES):
             splits[f"random half {seed + 1}"] = report.folds(len(cases), 2, seed)
         rows = {}
         for name, groups in splits.items():
             errors = report.held_out(cases, groups, self.parameters, best)
             rows[name] = report.summary(pd.Series(errors))
-        yield "points when they were not in the fit", pd.DataFrame(rows).T
-        yield "largest errors in the fit", inside.loc[inside["error"].abs().sort_values(ascending=False).index[:12]]
+        return pd.DataFrame(rows).T
 
 
-def open_source(cluster: str, folder: Path, files: Sequence[Path] | None) -> Source:
-    """What a cluster of this name is calibrated on. ValueError if there is nothing."""
+def _tables(title: str, data: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame | str]]:
+    for column, name in (("figure", "figure or campaign"), ("task", "task"), ("label", "system or algorithm")):
+        if data[column].nunique() > 1:
+            yield f"{title}, by {name}", report.by(data, column)
+    yield f"all {title}", pd.DataFrame({"": report.summary(data["error"])}).T
+    right, pairs = report.ranking(data)
+    agree = f"{right} of {pairs} pairs more than 5 % apart in the right order"
+    yield f"ranking of {title}", f"{agree} ({right / pairs:.1%})" if pairs else agree
+
+
+def open_source(cluster: str, folder: Path, files: Sequence[Path] | None, chosen: str | None = None) -> Source:
+    """What a cluster of this name is calibrated on. ValueError if there is nothing.
+
+    chosen: settings of the records that a fit uses (`bagua_bench.simulate.selection`), None for all.
+    """
     config.register()
     if files:
-        known = _recorded(files)
-        if not known:
-            raise ValueError(f"{files[0]}: no record of a finished measured or emulated run")
-        return Source(cluster, known, NAMESPACES, {})
+        known = _recorded(files, chosen)
+        return Source(cluster, known, *_unknowns(known), chosen)
+    if chosen is not None:
+        raise ValueError(f"--fit {chosen}: selects among --records, and there are none")
     if cluster == "bagua_paper":
         return Source(cluster, _published(folder), PAPER, {})
     if cluster == "bagua_paper_e2e":
-        base = OmegaConf.to_container(OmegaConf.load(config.CONF / "cluster" / "bagua_paper.yaml"))
+        base = OmegaConf.to_container(OmegaConf.load(_file("bagua_paper")))
         assert isinstance(base, dict)
         return Source(cluster, _end_to_end(folder), OTHER_CAMPAIGN, base.get("physics", {}))
     raise ValueError(f"--cluster {cluster}: allowed without --records: bagua_paper, bagua_paper_e2e")
+
+
+def cluster_folder() -> Path:
+    """Where clusters' files are."""
+    return config.CONF / "cluster"
+
+
+def _file(cluster: str) -> Path:
+    return cluster_folder() / f"{cluster}.yaml"
+
+
+def fit_of(cluster: str) -> str | None:
+    """The settings of the records that a cluster's file was fitted to, as `calibrate` left them there."""
+    path = _file(cluster)
+    if not path.exists():
+        raise ValueError(f"--cluster {cluster}: {path} does not exist; calibrate writes it")
+    chosen = OmegaConf.select(OmegaConf.load(path), "physics.fit")
+    return None if chosen is None else str(chosen)
+
+
+def _unknowns(known: Sequence[Known]) -> tuple[tuple[Parameter, ...], dict[str, Any]]:
+    """What records of this kind leave to be fitted, and what is known of their transports."""
+    transports = {k.case.cell["transport"]["name"]: k.case.cell["transport"]["backend"] for k in known}
+    if "nccl" in transports.values():
+        return tuple(p for p in PAPER if p.transport is None or p.transport in transports), {}
+    return NAMESPACES, {"transport": {name: GLOO for name, backend in transports.items() if backend == "gloo"}}
 
 
 def _cell(overrides: Sequence[str]) -> dict[str, Any]:
@@ -131,7 +190,7 @@ def _cell(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _with_cluster(cell: dict[str, Any], name: str) -> dict[str, Any]:
-    loaded = OmegaConf.to_container(OmegaConf.load(config.CONF / "cluster" / f"{name}.yaml"))
+    loaded = OmegaConf.to_container(OmegaConf.load(_file(name)))
     assert isinstance(loaded, dict)
     return {**cell, "cluster": {**cell["cluster"], "physics": loaded.get("physics")}}
 
@@ -142,7 +201,8 @@ def _published(folder: Path) -> list[Known]:
         cell = _cell(["cluster=bagua_paper", *point.overrides])
         made = case(cell, point.step_seconds(cell["task"]["batch"]))
         panel = f"{point.figure} {point.bandwidth:g} Gbit/s {point.latency:g} ms"
-        known.append(Known(point.figure, panel, point.label, made, point.fitted and made.is_possible))
+        role: Literal["fitted", "impossible"] = "fitted" if point.fitted and made.is_possible else "impossible"
+        known.append(Known(point.figure, panel, point.label, made, role))
     return known
 
 
@@ -150,24 +210,41 @@ def _end_to_end(folder: Path) -> list[Known]:
     known = []
     for label, overrides, seconds in published.end_to_end(folder):
         cell = _cell(["cluster=bagua_paper", *overrides])
-        known.append(Known("e2e_vgg16", "e2e_vgg16", label, case(cell, seconds), True))
+        known.append(Known("e2e_vgg16", "e2e_vgg16", label, case(cell, seconds), "fitted"))
     return known
 
 
-def _recorded(files: Sequence[Path]) -> list[Known]:
-    """One point per cell: the mean step over its rounds."""
+def _recorded(files: Sequence[Path], chosen: str | None) -> list[Known]:
+    """One point per cell: the median step of its rounds. ValueError if the fit would be of nothing."""
+    selection = Selection.read(chosen or "", _cell)
     cells: dict[str, list[records.Record]] = {}
     for record in records.read(files):
         if record["status"] == "done" and record["source"] in ("measured", "emulated"):
             cells.setdefault(record["cell"], []).append(record)
-    known = []
-    for rounds in cells.values():
-        first = rounds[0]
-        cell = {**first["config"], "mode": "simulate"}
-        cell["run"] = {**cell["run"], "steps": 1, "untimed": max(1, cell["run"]["untimed"])}
-        cell.setdefault("compute", _cell([])["compute"])
-        seconds = float(np.mean([np.mean(r["result"]["step_seconds"]) for r in rounds]))
-        network = cell["network"]
-        panel = f"{cell['task']['name']}, {first['ranks']} ranks, {network['bandwidth']}, {network['latency']}"
-        known.append(Known(first["campaign"], panel, cell["algo"]["name"], case(cell, seconds), True))
+    if not cells:
+        raise ValueError(f"{files[0]}: no record of a finished measured or emulated run")
+    known = [_point(rounds, selection) for rounds in cells.values()]
+    if all(k.role == "predicted" for k in known):
+        raise ValueError(f"--fit {chosen}: none of the {len(known)} cells in {', '.join(map(str, files))} is like that")
     return known
+
+
+def _point(rounds: Sequence[records.Record], selection: Selection) -> Known:
+    """A typical step is the median: a lost packet holds single steps up for TCP's least timeout, 0.2 s."""
+    first = rounds[0]
+    role: Literal["fitted", "predicted"] = "fitted" if first["config"] in selection else "predicted"
+    cell = {**first["config"], "mode": "simulate"}
+    cell["run"] = {**cell["run"], "steps": 1, "untimed": max(1, cell["run"]["untimed"])}
+    if "compute" not in cell:  # computing was real, and is known
+        cell["compute"] = _cell([])["compute"]
+        cell["task"] = {**cell["task"], "step_seconds": _computing(rounds) / cell["run"]["accumulate"]}
+    seconds = float(np.median([step for r in rounds for step in r["result"]["step_seconds"]]))
+    network = cell["network"]
+    panel = f"{cell['task']['name']}, {first['ranks']} ranks, {network['bandwidth']}, {network['latency']}"
+    return Known(first["campaign"], panel, cell["algo"]["name"], case(cell, seconds), role)
+
+
+def _computing(rounds: Sequence[records.Record]) -> float:
+    """Seconds of a step without the communication that it waits for."""
+    phases = [r["result"]["phase_seconds"] for r in rounds]
+    return float(np.mean([sum(p.values()) - p["communication"] for p in phases]))

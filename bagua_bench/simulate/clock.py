@@ -8,7 +8,7 @@ joins all ranks and the steady state where ranks meet in pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bagua_bench.emulate.compute import Compute
 from bagua_bench.simulate.cluster import Cluster
@@ -47,6 +47,9 @@ class Clock:
     def __init__(self, cluster: Cluster, compute: Compute, factors: Sequence[float] = (1.0,)) -> None:
         self._cluster, self._compute, self._factors = cluster, compute, list(factors)
         self._durations: dict[Op, float] = {}
+        near = replace(cluster.network, latency=0.0, jitter=0.0)
+        still = replace(cluster.physics, latency=0.0, call=0.0, inside_latency=0.0, inside_hop=0.0)
+        self._without_latency = replace(cluster, network=near, physics=still)
         self._passes = {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer}
 
     def run(self, program: Program) -> Timing:
@@ -60,7 +63,8 @@ class Clock:
             if number and step == program.steps[number - 1]:
                 timing.steps.append(timing.steps[-1])  # steps end with an empty lane: equal steps take equal time
             else:
-                timing.steps.append(_Run(self, program.fusion).take(step))
+                lanes = int(self._cluster.physics.lanes) if program.asynchronous else 1
+                timing.steps.append(_Run(self, program.fusion, lanes).take(step))
         return timing
 
     @property
@@ -85,6 +89,10 @@ class Clock:
             self._durations[op] = seconds(op, self._cluster)
         return self._durations[op]
 
+    def on_the_line(self, op: Collective) -> float:
+        """Seconds of a collective in which its bytes are on the line, and no other's."""
+        return seconds(op, self._without_latency)
+
     def carried_over(self, exposed: float, k: int) -> float:
         """Seconds of the communication that follows the optimizer step which the next step hides, on class k."""
         hideable = (self._compute.forward + self._compute.backward) * self._factors[k]
@@ -99,8 +107,10 @@ class Clock:
 class _Run:
     """One step: where every class's training thread is, and when its lane will be empty."""
 
-    def __init__(self, clock: Clock, fusion: Fusion | None) -> None:
+    def __init__(self, clock: Clock, fusion: Fusion | None, lanes: int) -> None:
         self._clock, self._fusion = clock, fusion
+        self._ends = [0.0] * lanes  # of the collectives under way, where there may be several
+        self._line = 0.0
         self._now = [0.0 for _ in clock.classes]
         self._lane = [0.0 for _ in clock.classes]
         self._marks: list[list[tuple[str, float]]] = [[] for _ in clock.classes]
@@ -147,6 +157,9 @@ class _Run:
 
     def _send(self, ops: Sequence[Op], ready: Sequence[float]) -> None:
         """Have the lanes work through operations; all classes meet in a collective."""
+        if len(self._ends) > 1:
+            self._share(ops, max(ready))
+            return
         lane = [max(end, at) for end, at in zip(self._lane, ready, strict=True)]
         for op in ops:
             if isinstance(op, Collective):
@@ -155,6 +168,16 @@ class _Run:
             else:
                 lane = [end + self._clock.duration(op, k) for k, end in enumerate(lane)]
         self._lane = lane
+
+    def _share(self, ops: Sequence[Op], ready: float) -> None:
+        """Start collectives as soon as one of the transport's lanes is free; their latencies pass side by side."""
+        for op in ops:
+            assert isinstance(op, Collective)
+            first = self._ends.index(min(self._ends))
+            begin, busy = max(ready, self._ends[first]), self._clock.on_the_line(op)
+            self._line = max(begin, self._line) + busy
+            self._ends[first] = max(begin + self._clock.duration(op, 0), self._line)
+        self._lane = [max(self._ends)] * len(self._lane)
 
     def _fuse(self, until: float | None) -> None:
         """Horovod: at every tick up to `until` (None: until all is sent) send what is ready, fused.

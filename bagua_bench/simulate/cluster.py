@@ -36,12 +36,22 @@ class Physics:
     """The software rates of rings fall with the number of servers to this power: all wait for the slowest flow."""
     latency: float = 15e-6
     """One way, of a message between servers, without what the network group adds."""
+    ring_hop: float = 1.0
+    """One-way latencies of a ring's hop: two where the receiver says first that it is ready, as in gloo's TCP pairs."""
+    segments: float = 1.0
+    """Parts of a ring's chunk that are under way at a time; with more than one, a hop's latency hides behind others."""
     hop: float = 1.0
     """One-way latencies that a direct send costs: more than one where sender and receiver agree first."""
     gather_hop: float = 1.0
-    """One-way latencies of an all-gather, per server passed: 1 is a ring, 1 / (n - 1) direct sends."""
+    """One-way latencies of an all-gather, per server passed: 1 is a ring; in all at least `hop`, as direct sends."""
     window: float = 4 * 2**20
     """Bytes a connection has in flight at most, with socket buffers of 4 MiB; in proportion with others."""
+    incast: float = math.inf
+    """Bytes that many senders together have in flight to one interface: beyond what a switch's port queues is lost."""
+    packet: float = 0.0
+    """Bytes that pass a link as one and arrive with their last: an emulator's, which is handed 64 KiB at a time."""
+    lanes: float = 1.0
+    """Collectives that the transport runs at a time where it is handed several; their bytes share the line."""
     call: float = 0.0
     """Host time of a collective: to launch it and to notice its end, while nothing else of the bucket goes on."""
     inside: float = 134e9
@@ -59,7 +69,7 @@ class Physics:
     servers: float = 5e9
     """What the software of a parameter server moves."""
     uncertainty: float = 0.25
-    """90 % of the points that the parameters were calibrated on lie within this share; a guess without any."""
+    """90 % of the points of the calibration lay within this share when a fit left them out; a guess without any."""
     servers_window: float = 16 * 2**20
     """Bytes that a worker has under way to all parameter servers together: its credit."""
 
@@ -114,12 +124,13 @@ class Cluster:
         """Rate of one connection, bytes/s: its software, and the congestion control's answer to loss."""
         return min(self.physics.connection, self.lossy)
 
-    def stall(self, nbytes: float, rate: float) -> float:
-        """Time that a message of nbytes on one connection of `rate` waits for its window to open.
+    def stall(self, nbytes: float, rate: float, limit: float = math.inf) -> float:
+        """Time that a message of nbytes on one connection of `rate` waits for its window, at most `limit`, to open.
 
-        A window beyond the first opens per round trip, if sending one takes less than that.
+        A window beyond the first opens per round trip of its last packet, if sending one takes less than that.
         """
-        window, trip = self.physics.window * self.network.buffer / BUFFER, 2 * self.latency
+        window = min(self.physics.window * self.network.buffer / BUFFER, limit)
+        trip = 2 * self.latency + min(self.physics.packet, window) / rate
         return max(0.0, nbytes / window - 1) * max(0.0, trip - window / rate)
 
     @property
@@ -140,11 +151,14 @@ def physics_of(cell: dict[str, Any]) -> Physics:
     """The parameters of a cell's cluster over its transport: the cluster's, with the transport's own over them."""
     given = dict(cell["cluster"].get("physics") or {})
     per_transport = given.pop("transport", None) or {}
+    given.pop("fit", None)  # which records they were fitted to
     given |= per_transport.get(cell["transport"]["name"], {})
     known = {f.name for f in fields(Physics)}
     unknown = sorted(set(given) - known)
     if unknown:
-        raise ValueError(f"cluster.physics.{unknown[0]}: no such key; allowed: {', '.join(sorted(known))}, transport")
+        raise ValueError(
+            f"cluster.physics.{unknown[0]}: no such key; allowed: {', '.join(sorted(known))}, transport, fit"
+        )
     return replace(Physics(), **{key: float(value) for key, value in given.items()})
 
 

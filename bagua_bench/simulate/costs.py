@@ -37,19 +37,19 @@ def inside(call: Collective, g: int, cluster: Cluster) -> float:
 def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring over all ranks: 2(n - 1) hops between servers, 2(N - n) inside, 2(N - 1)/N S over every interface."""
     n = cluster.layout.servers
-    hops = 2 * (n - 1) * cluster.latency + 2 * (n * g - n) * cluster.physics.inside_hop
-    return hops + ring_transfer(2 * (n * g - 1) / (n * g) * call.nbytes, cluster)
+    transfer = ring_transfer(2 * (n * g - 1) / (n * g) * call.nbytes, cluster)
+    latency = cluster.physics.ring_hop * cluster.latency
+    return ring(2 * (n - 1), latency, transfer, cluster) + 2 * (n * g - n) * cluster.physics.inside_hop
 
 
 def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring: (N - 1) parts of S over every interface; n - 1 hops between servers, or fewer with direct sends."""
     n = cluster.layout.servers
-    rounds = max(1.0, cluster.physics.gather_hop * (n - 1))
-    hops = rounds * cluster.latency + (n * g - n) * cluster.physics.inside_hop
-    nbytes = (n * g - 1) * call.nbytes
+    latency = max(cluster.physics.hop, cluster.physics.gather_hop * (n - 1)) / (n - 1) * cluster.latency
+    nbytes, within = (n * g - 1) * call.nbytes, (n * g - n) * cluster.physics.inside_hop
     if g > 1:
-        return hops + ring_transfer(nbytes, cluster)
-    return hops + direct_transfer(nbytes, n - 1, cluster)
+        return ring(n - 1, latency, ring_transfer(nbytes, cluster), cluster) + within
+    return (n - 1) * latency + direct_transfer(nbytes, n - 1, cluster) + within
 
 
 def all_to_all(call: Collective, g: int, cluster: Cluster) -> float:
@@ -69,7 +69,7 @@ def exchange(call: Collective, g: int, cluster: Cluster) -> float:
 def tree(call: Collective, g: int, cluster: Cluster) -> float:
     """Pipelined binomial tree (reduce or broadcast): log2 n hops, S over the busiest interface."""
     n = cluster.layout.servers
-    hops = math.ceil(math.log2(n)) * cluster.latency + (g - 1) * cluster.physics.inside_hop
+    hops = math.ceil(math.log2(n)) * cluster.physics.ring_hop * cluster.latency + (g - 1) * cluster.physics.inside_hop
     return hops + ring_transfer(call.nbytes, cluster)
 
 
@@ -84,6 +84,15 @@ def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
     rate = min(cluster.line * physics.efficiency_servers, physics.servers, credit)
     local = inside(Collective("all_reduce", call.nbytes, "intra"), g, cluster)
     return nbytes / rate + local
+
+
+def ring(hops: int, latency: float, transfer: float, cluster: Cluster) -> float:
+    """Seconds of a ring: in every hop a chunk goes on as soon as it is there, in segments of which some are under way.
+
+    A segment needs the one that is as many before it as are under way, and `latency`; the line carries one at a time.
+    """
+    chunk = transfer / hops
+    return hops * max(chunk, chunk / cluster.physics.segments + latency)
 
 
 def ring_transfer(nbytes: float, cluster: Cluster) -> float:
@@ -103,7 +112,19 @@ def direct_transfer(nbytes: float, connections: int, cluster: Cluster, processes
     physics = cluster.physics
     software = min(processes * physics.process, connections * cluster.connection)
     rate = min(cluster.line * physics.efficiency_direct, software)
-    return nbytes / rate + cluster.stall(nbytes / connections, rate / connections)
+    return nbytes / rate + cluster.stall(
+        nbytes / connections, rate / connections, incast(connections, cluster, processes)
+    )
+
+
+def incast(connections: int, cluster: Cluster, processes: int) -> float:
+    """Bytes that each of the connections to an interface may have in flight so that together they fit a switch's queue.
+
+    No limit where the senders together are no faster than the line (Phanishayee et al., FAST 2008).
+    """
+    senders = connections / processes
+    line = cluster.network.line or cluster.physics.line
+    return cluster.physics.incast / connections if senders * cluster.physics.process > line else math.inf
 
 
 BETWEEN: dict[str, Callable[[Collective, int, Cluster], float]] = {

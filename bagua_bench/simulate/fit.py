@@ -14,16 +14,21 @@ from scipy.stats import t as student
 
 from bagua_bench.emulate.compute import Compute, compute_of
 from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.scale import scale_model
 from bagua_bench.simulate.cluster import Cluster, Physics, cluster_of
 from bagua_bench.simulate.parameters import Parameter, physics
 from bagua_bench.simulate.program import Program
 from bagua_bench.simulate.run import step_seconds
 
 _ROBUST = 0.1  # relative errors beyond it count linearly, so that no single point rules the fit
+_NOISE = 0.05  # relative error that a point is expected to have
+_SPREAD = 1 / math.sqrt(12)  # of a value that is known to lie somewhere in its range, in units of the range
 _FLOOR = 0.02  # no point is known better than this
 
 IDEAL: dict[str, float] = {
-    **dict.fromkeys(("shaped", "ring", "connection", "process", "inside", "servers", "servers_window", "window"), 1e30),
+    **dict.fromkeys(
+        ("shaped", "incast", "ring", "connection", "process", "inside", "servers", "servers_window", "window"), 1e30
+    ),
     **dict.fromkeys(("efficiency_ring", "efficiency_direct", "efficiency_servers", "hop", "carry_over"), 1.0),
     **dict.fromkeys(("latency", "call", "inside_latency", "inside_hop", "gather_hop", "interference"), 0.0),
 }
@@ -56,6 +61,7 @@ def case(cell: dict[str, Any], seconds: float) -> Case:
     """A case from a resolved configuration; imports torch."""
     from bagua_bench.simulate.trace import trace
 
+    cell = scale_model(cell)
     layers = layers_of(cell)
     return Case(cell, trace(cell), compute_of(cell, layers), cluster_of(cell, Physics()), seconds)
 
@@ -85,7 +91,11 @@ def fit(
     start: NDArray[np.float64] | None = None,
     evaluations: int = 60,
 ) -> Fit:
-    """Fit the parameters, each within its range; the others are those of `base`."""
+    """Fit the parameters, each within its range; the others are those of `base`.
+
+    What is known beforehand, where a parameter usually lies, counts as one more point each: few points then cannot
+    drive those that they hardly tell to the end of a range.
+    """
     base = base or {}
     low, high = (np.array([getattr(p, end) for p in parameters]) for end in ("low", "high"))
     begin = np.array([p.start for p in parameters]) if start is None else start
@@ -95,18 +105,26 @@ def fit(
         over = {n: physics(given, parameters, base, n) for n in {c.cell["transport"]["name"] for c in cases}}
         return np.array([math.log(c.predict(over[c.cell["transport"]["name"]]) / c.seconds) for c in cases])
 
+    usual = np.array([p.start for p in parameters])
+
+    def all_residuals(unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        prior = _NOISE / _SPREAD * (unit - (usual - low) / (high - low))
+        return np.concatenate([residuals(unit), prior])
+
     unit = np.clip((begin - low) / (high - low), 1e-3, 1 - 1e-3)
     found = least_squares(
-        residuals, unit, bounds=(0, 1), diff_step=1e-3, loss="soft_l1", f_scale=_ROBUST, max_nfev=evaluations
+        all_residuals, unit, bounds=(0, 1), diff_step=1e-3, loss="soft_l1", f_scale=_ROBUST, max_nfev=evaluations
     )
-    return Fit(tuple(parameters), low + found.x * (high - low), _half_widths(found, low, high), base)
+    widths = _half_widths(found.fun[: len(cases)], found.jac[: len(cases)])
+    return Fit(tuple(parameters), low + found.x * (high - low), widths * (high - low), base)
 
 
-def _half_widths(found: Any, low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Half of the 95 % intervals; at most the whole range, where the points do not tell."""
-    freedom = max(1, len(found.fun) - len(found.x))
-    variance = max(float(np.sum(found.fun**2)) / freedom, _FLOOR**2)
-    covariance = np.linalg.pinv(found.jac.T @ found.jac) * variance
-    flat = np.linalg.norm(found.jac, axis=0) < 1e-6
+def _half_widths(errors: NDArray[np.float64], jac: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Half of the 95 % intervals by the points alone, in units of the range: all of it where they do not tell."""
+    freedom = max(1, len(errors) - jac.shape[1])
+    variance = max(float(np.sum(errors**2)) / freedom, _FLOOR**2)
+    covariance = np.linalg.pinv(jac.T @ jac) * variance
+    flat = np.linalg.norm(jac, axis=0) < 1e-6
     widths = student.ppf(0.975, freedom) * np.sqrt(np.clip(np.diag(covariance), 0, None))
-    return np.where(flat, 1.0, np.minimum(widths, 1.0)) * (high - low)
+    half: NDArray[np.float64] = np.where(flat, 1.0, np.minimum(widths, 1.0))
+    return half

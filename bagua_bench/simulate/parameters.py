@@ -38,6 +38,7 @@ PAPER = (
     Parameter("hop", 1.0, 4.0, 2.0, "one way, up to two round trips where both sides agree first"),
     Parameter("gather_hop", 1 / 15, 1.0, 0.3, "direct sends to a ring"),
     Parameter("window", 1e6, 1.6e7, 4.2e6, "Linux' default limit of the send buffer is 4 MiB"),
+    Parameter("incast", 2.5e5, 1.6e7, 4e6, "a switch's 12-32 MB, shared by its ports"),
     Parameter("shaped", 5e8, 6e9, 1.6e9, "a software queue that delays handles 1-2 million packets/s"),
     Parameter("carry_over", 0.0, 1.0, 0.5, "share of the exchange after the step that the next one hid"),
     Parameter("interference", 0.0, 0.5, 0.05, "kernels and copies beside communication"),
@@ -51,17 +52,26 @@ OTHER_CAMPAIGN = tuple(p for p in PAPER if p.key in ("ring", "process", "servers
 """What may differ between two campaigns on the same machines: the software's rates."""
 
 NAMESPACES = (
-    Parameter("efficiency_ring", 0.80, 1.0, 0.95, "headers, and the emulated link's own tolerance"),
-    Parameter("efficiency_direct", 0.70, 1.0, 0.9, "the same with flows that collide"),
-    Parameter("ring", 1e8, 3e9, 8e8, "gloo on loopback and shared cores: 5-25 Gbit/s"),
-    Parameter("process", 1e8, 3e9, 8e8, "as ring"),
-    Parameter("connection", 1e8, 3e9, 8e8, "as ring"),
-    Parameter("latency", 5e-5, 1e-2, 3e-4, "gloo's small all-reduce takes about 0.3 ms"),
-    Parameter("hop", 1.0, 4.0, 1.0, "as above"),
-    Parameter("gather_hop", 1 / 15, 2.0, 1.0, "gloo's all-gather is a ring"),
-    Parameter("interference", 0.0, 1.0, 0.05, "cores shared with communication"),
+    Parameter("efficiency_ring", 0.70, 1.0, 0.9, "headers, and acknowledgements that wait behind data"),
+    Parameter("efficiency_direct", 0.50, 1.0, 0.85, "the same with several flows at a time"),
+    Parameter("latency", 2e-5, 1e-3, 1.5e-4, "a packet and its answer take 0.1 ms idle, more beside work"),
+    Parameter("call", 0.0, 5e-3, 5e-4, "a collective called through torch.distributed"),
 )
-"""Of emulated runs in network namespaces, over gloo."""
+"""Of runs in network namespaces, over gloo: what is not known beforehand."""
+
+GLOO: dict[str, Any] = {
+    "lanes": 2.0,  # a process group has two threads
+    "ring_hop": 2.0,  # a pair sends when the receiver has said that it is ready: there and back
+    "interference": 0.0,  # computing is sleeping until a deadline
+    "segments": 2.0,  # of every chunk, two are under way
+    "hop": 2.0,
+    "gather_hop": 0.0,  # the suite's own all-gather is direct sends
+    "channels": 1.0,  # one connection per pair of ranks
+    "packet": 65536.0,  # TCP hands over up to 64 KiB at a time, and the emulator passes it on whole
+    "window": 2.5e6,  # of 4 MiB: a segment of 1448 bytes takes 2304 of the buffer, and the window is rounded down
+    **dict.fromkeys(("ring", "process", "connection"), 1e12),  # nothing but the line and the window
+}
+"""Of the same runs, what is known: how gloo works and what the kernel does."""
 
 
 def physics(values: Sequence[float], chosen: Sequence[Parameter], base: Mapping[str, Any], transport: str) -> Physics:

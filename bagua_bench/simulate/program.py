@@ -98,4 +98,6 @@ class Program:
     counts: tuple[int, ...]
     round: Round | None = None
     fusion: Fusion | None = None
+    asynchronous: bool = False
+    """Collectives are handed to the transport as they become ready, which may run several at a time."""
     sent_per_round: tuple[dict[str, float], ...] = field(default=())

@@ -8,6 +8,7 @@ from typing import Any
 from bagua_bench.cell import world_size
 from bagua_bench.emulate.compute import Compute, compute_of, slow_factors
 from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.scale import scale_model
 from bagua_bench.simulate.clock import Clock, Timing
 from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.program import Program
@@ -17,6 +18,7 @@ def simulate(cell: dict[str, Any]) -> dict[str, Any]:
     """The result of a cell, in the form of `bagua_bench.training.worker.train`; imports torch."""
     from bagua_bench.simulate.trace import trace
 
+    cell = scale_model(cell)
     layers, cluster, program = layers_of(cell), cluster_of(cell), trace(cell)
     compute = compute_of(cell, layers)
     ranks, slow = world_size(cell), slow_factors(cell["cluster"])

@@ -11,6 +11,7 @@ from algorithms.base import Algorithm
 from algorithms.codecs.base import Codec
 from bagua_bench.emulate.layers import Layers, layers_of
 from bagua_bench.emulate.optimizer import IdleOptimizer
+from bagua_bench.emulate.scale import shrink_of
 from bagua_bench.emulate.task import EmulatedTask
 from bagua_bench.peers.base import Peer
 from bagua_bench.simulate.program import Phase, Program, Step, Traffic, Work
@@ -22,8 +23,9 @@ from bagua_bench.training.engine import Engine
 def trace(cell: dict[str, Any]) -> Program:
     """The program of a cell; of the network and of times it is independent, and remembered."""
     run = {key: cell["run"][key] for key in ("steps", "untimed", "overlap", "bucket_size", "accumulate")}
+    size = {"mode": "simulate", "compute": {"shrink": shrink_of(cell)}}
     layout = (cell["cluster"]["servers"], cell["cluster"]["ranks_per_server"])
-    return _trace(json.dumps({"task": cell["task"], "algo": cell["algo"], "run": run}, sort_keys=True), *layout)
+    return _trace(json.dumps({"task": cell["task"], "algo": cell["algo"], "run": run, **size}, sort_keys=True), *layout)
 
 
 @cache

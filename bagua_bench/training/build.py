@@ -13,6 +13,7 @@ from bagua_bench.comm import CountedComm
 from bagua_bench.peers.base import Peer
 from bagua_bench.signature import SUITE_KEYS
 from bagua_bench.training.engine import Engine
+from bagua_bench.training.loss_scale import LossScale
 from bagua_bench.training.trainer import Trainer
 
 
@@ -26,6 +27,15 @@ def build(node: dict[str, Any]) -> Any:
 def make_trainer(config: dict[str, Any], model: nn.Module, optimizer: Optimizer, comm: CountedComm) -> Trainer:
     """The engine with an algorithm, or a peer system; collective."""
     component = build(config["algo"])
+    trainer = _make(config, component, model, optimizer, comm)
+    if config["run"]["precision"] == "fp16":
+        trainer.scale = LossScale(next(model.parameters()).device)
+    return trainer
+
+
+def _make(
+    config: dict[str, Any], component: object, model: nn.Module, optimizer: Optimizer, comm: CountedComm
+) -> Trainer:
     if isinstance(component, Peer):
         return component.attach(model, optimizer, comm)
     if not isinstance(component, Algorithm):

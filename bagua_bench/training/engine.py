@@ -104,12 +104,12 @@ class Engine(Trainer):
         if self._find_unused and self._when is When.BACKWARD:
             self._forget_globally_unused()
         self._finish(self._when in (When.BACKWARD, When.FORWARD))
+        self._judge_gradients()
         self._synchronized = True
 
     def optimize(self) -> None:
         with self._free.mutate if self._free is not None else nullcontext():
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            self._advance()
 
     def publish(self) -> None:
         if self._when is When.STEP:
@@ -227,6 +227,8 @@ class Engine(Trainer):
         self._lane.submit(partial(self._communicate, self.buckets[index], self.steps + 1))
 
     def _communicate(self, bucket: Bucket, step: int) -> None:
+        if self.scale is not None and self._when is When.BACKWARD:
+            self.scale.unscale([bucket.grad])
         self.algorithm.prepare(bucket, step)
         self.algorithm.communicate(bucket, self.comm, step)
 
@@ -240,6 +242,19 @@ class Engine(Trainer):
         if communicated:
             for bucket in self.buckets:
                 self.algorithm.finish(bucket, self.steps + 1)
+
+    def _judge_gradients(self) -> None:
+        """Where gradients are communicated, an overflow on one rank is one on all; else a rank decides alone.
+
+        One that leaves out a step of its own is no further from the others than one whose gradient was zero.
+        """
+        if self.scale is None:
+            return
+        if self._when is When.BACKWARD:
+            self._lane.submit(partial(self.comm.all_reduce, self.scale.overflow, Op.MAX))
+            self._lane.wait()
+        else:
+            self._unscale_own()
 
     def _resolve_missing(self) -> None:
         """Let parameters without a gradient take part with zeros, or say which they are."""

@@ -24,7 +24,8 @@ _PATIENCE = 4  # or after this many times the steps asked for
 class Loop:
     """Takes steps of `accumulate` batches each; `report(step, loss, seconds)` is called after every one.
 
-    precision: bf16 runs forward and loss under autocast; weights, gradients and messages stay float32.
+    precision: bf16 and fp16 run forward and loss under autocast; weights, gradients and messages stay float32. fp16
+    needs the trainer's `scale`.
     A straggler's compute takes `slowness` times as long: it waits, before it starts, for what the last step took more.
     """
 
@@ -42,7 +43,7 @@ class Loop:
         self._accumulate, self._report = accumulate, report
         self._clock = StepClock(device)
         self._slowness, self._delay = slowness, 0.0
-        self._half = {"fp32": None, "bf16": torch.bfloat16}[precision]
+        self._half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
     def _step(self, batches: Iterator[Batch]) -> tuple[dict[str, float], float]:
         """One step: seconds by phase (fetching data not among them) and the loss."""
@@ -88,7 +89,7 @@ class Loop:
                 with torch.autocast(self._device.type, self._half, enabled=self._half is not None):
                     loss = self._task.loss(trainer.module, batch) / len(batches)
                 clock.mark("backward")
-                loss.backward()
+                (loss if trainer.scale is None else trainer.scale.scaled(loss)).backward()
             total += loss.detach()
         clock.mark("communication", at=trainer.gradients_done)
         trainer.synchronize()

@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from bagua_bench.training.loss_scale import LossScale
+
 
 class Trainer(ABC):
     """One rank's side of data-parallel training. A step is: forward through `module`, backward of the loss, then
@@ -21,6 +23,8 @@ class Trainer(ABC):
     optimizer: Optimizer
     gradients_done: Any = None
     """`clock.stamp` of the last gradient, for systems that wait for communication inside the backward pass."""
+    scale: LossScale | None = None
+    """Set for float16: `backward` is then called on `scale.scaled(loss)`."""
     consensus: float = 0.0
     """Largest allowed distance between replicas, relative; 0: bit-equal."""
 
@@ -34,7 +38,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def optimize(self) -> None:
-        """Take the optimizer step and clear the gradients."""
+        """Take the optimizer step, unless gradients overflowed under `scale`, and clear the gradients."""
 
     def publish(self) -> None:
         """Do the communication that follows the optimizer step."""
@@ -57,6 +61,17 @@ class Trainer(ABC):
 
         Collective, unless this rank has `failed`: then it waits for nobody.
         """
+
+    def _advance(self) -> None:
+        """`optimize` of a trainer whose optimizer is torch's."""
+        if self.scale is None or self.scale.accepts():
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _unscale_own(self) -> None:
+        """Undo the scale of the gradients as they are on this rank."""
+        if self.scale is not None:
+            self.scale.unscale([p.grad for p in self.model.parameters() if p.grad is not None])
 
     def __enter__(self) -> Trainer:
         return self

@@ -77,6 +77,7 @@ def _measure(
     _, early_losses = loop.take(batches, run["untimed"], "untimed")
     memory.reset_peak(device)
     sent = trainer.sent()
+    skipped = trainer.scale.skipped if trainer.scale is not None else 0
     dist.barrier()
     on_wire = counters.sent()
     seconds, losses = loop.take(batches, run["steps"], "timed")
@@ -88,6 +89,7 @@ def _measure(
         "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
         "peak_memory": memory.peak(device),
         "streams": transport.streams(config["transport"]) or comm.streams(),
+        "skipped_steps": trainer.scale.skipped - skipped if trainer.scale is not None else None,
     }
     with trainer.paused():
         progress.say("checking")

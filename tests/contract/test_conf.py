@@ -16,8 +16,10 @@ NEEDS = {
     ("transport", "nccl"): ["run.device=cuda"],
     ("transport", "nccl_bagua_net"): ["run.device=cuda"],
     ("compute", "v100"): ["mode=emulate"],
+    ("compute", "h100_published"): ["mode=emulate"],
     ("cluster", "bagua_paper"): ["mode=simulate"],  # more servers than are emulated
     ("cluster", "bagua_paper_e2e"): ["mode=simulate"],
+    ("cluster", "h100_estimate"): ["mode=simulate"],
 }
 NEEDS |= {("algo", name): ["mode=simulate"] for name in set(options("algo")) - set(runnable())}
 

@@ -13,9 +13,10 @@ import pytest
 from bagua_bench import records
 from bagua_bench.provenance import HOME
 from bagua_bench.simulate import advise, calibration, published, report
+from bagua_bench.simulate.__main__ import main
 from bagua_bench.simulate.cluster import Physics
 from bagua_bench.simulate.fit import Case, case, fit
-from bagua_bench.simulate.parameters import PAPER, Parameter, physics, tree
+from bagua_bench.simulate.parameters import GLOO, PAPER, Parameter, physics, tree
 from bagua_bench.simulate.run import simulate
 from tests.catalogue import resolved
 
@@ -40,10 +41,20 @@ def measured(noise: float = 0.0) -> list[Case]:
 
 
 def test_known_parameters_are_found_again() -> None:
-    found = fit(measured(), CHOSEN, {"window": 3e6})
+    found = fit(10 * measured(), CHOSEN, {"window": 3e6})
     for parameter, value in zip(CHOSEN, found.values, strict=True):
         assert value == pytest.approx(getattr(TRUTH, parameter.name), rel=0.02), parameter.name
-    assert np.abs(found.errors(measured())).max() < 1e-3
+    assert np.abs(found.errors(measured())).max() < 4e-3
+
+
+def test_few_points_do_not_drive_a_parameter_to_its_end() -> None:
+    """One point 20 % off what is usual says little about each of four parameters: all stay well inside."""
+    [known, *_] = measured()
+    usual = physics([p.start for p in CHOSEN], CHOSEN, {"window": 3e6}, "nccl")
+    found = fit([replace(known, seconds=1.2 * known.predict(usual))], CHOSEN, {"window": 3e6})
+    for parameter, value in zip(CHOSEN, found.values, strict=True):
+        span = parameter.high - parameter.low
+        assert parameter.low + 0.02 * span < value < parameter.high - 0.005 * span, parameter.name
 
 
 def test_intervals_cover_the_truth_and_grow_with_noise() -> None:
@@ -117,14 +128,14 @@ def test_calibrated_parameters_lie_in_their_ranges() -> None:
 
 
 def test_errors_on_the_published_points_are_as_stated() -> None:
-    """In the fit: mean 7 %, and the order of nearly all pairs (results/README.md)."""
+    """In the fit: mean below 6 %, and the order of at least 97 % of the pairs (README.md)."""
     from bagua_bench.simulate.calibration import open_source
 
     data = open_source("bagua_paper", PAPER_FOLDER, None).errors()
-    inside = data[data["fitted"]]
-    assert inside["error"].abs().mean() < 0.07
+    inside = data[data["role"] == "fitted"]
+    assert inside["error"].abs().mean() < 0.06
     right, pairs = report.ranking(inside)
-    assert right / pairs > 0.95
+    assert right / pairs >= 0.97
     assert len(data) - len(inside) == 4
 
 
@@ -156,23 +167,84 @@ def test_advice_is_sorted_and_compares_hierarchies(tmp_path: Path) -> None:
     assert table["epoch_seconds"].iloc[0] == pytest.approx(table["step_seconds"].iloc[0] * 1_281_167 / 4096)
 
 
-def test_records_calibrate_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Step times of a made-up cluster, as if emulated; the file that is written predicts them."""
-    rates = {"ring": 3e8, "process": 2e8, "connection": 2e8, "latency": 1e-3}
-    for algo in ("gradient_allreduce", "bytegrad", "low_precision_decentralized"):
+TWO_CORES = {"efficiency_ring": 0.85, "efficiency_direct": 0.55, "latency": 3e-4, "call": 1e-3}
+
+
+def emulated(file: Path, *asked: str, seconds: float | None = None) -> None:
+    """Append a record of a made-up scale model: of the step time that the simulator gives it, or of another."""
+    cell = resolved("mode=emulate", "compute.shrink=100", "run.steps=1", *asked)
+    physical = {**cell["cluster"], "physics": {"transport": {"gloo": GLOO}, **TWO_CORES}}
+    result = simulate({**cell, "mode": "simulate", "cluster": physical})
+    assert len(result["ranks"]) == 1
+    if seconds is not None:
+        result["ranks"][0]["seconds"] = [{**step, "step": seconds} for step in result["ranks"][0]["seconds"]]
+    made = records.make_record(cell, "runs", 0, datetime.now(timezone.utc))
+    records.append(file, records.complete(made, result))
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Records of VGG16 at two rates, which fit, and one of another algorithm, three times as slow as it should be."""
+    file = tmp_path / "records.jsonl"
+    for algo in ("gradient_allreduce", "bytegrad"):
         for servers in (2, 4):
             for rate in ("1gbit", "10gbit"):
-                asked = ["task=vgg16", f"algo={algo}", f"cluster.servers={servers}", f"network.bandwidth={rate}"]
-                cell = resolved("mode=emulate", *asked, "run.steps=1")
-                physical = {**cell["cluster"], "physics": rates}
-                result = simulate({**cell, "mode": "simulate", "cluster": physical})
-                made = records.make_record(cell, "runs", 0, datetime.now(timezone.utc))
-                records.append(tmp_path / "records.jsonl", records.complete(made, result))
-    source = calibration.open_source("mine", tmp_path, [tmp_path / "records.jsonl"])
-    assert len(source.known) == 12
-    found = source.calibrate()
-    assert np.abs(found.errors([k.case for k in source.known])).max() < 0.02
+                emulated(file, f"algo={algo}", f"cluster.servers={servers}", f"network.bandwidth={rate}")
+    emulated(file, "algo=low_precision_decentralized", "cluster.servers=4", "network.bandwidth=1gbit", seconds=30.0)
     (tmp_path / "cluster").mkdir()
-    monkeypatch.setattr(calibration.config, "CONF", tmp_path)
+    monkeypatch.setattr(calibration, "cluster_folder", lambda: tmp_path / "cluster")
+    return file
+
+
+def test_records_calibrate_a_cluster(own: Path) -> None:
+    """The file that is written predicts what was in the fit, and only what was in the fit has formed it."""
+    chosen = "algo=gradient_allreduce,bytegrad network.bandwidth=1gbit,10gbit"
+    source = calibration.open_source("mine", own.parent, [own], chosen)
+    assert [k.role for k in source.known] == ["fitted"] * 8 + ["predicted"]
+    found = source.calibrate()
+    assert np.abs(found.errors(source.cases)).max() < 0.02
     source.write(found)
-    assert source.errors()["error"].abs().max() < 0.02
+    assert calibration.fit_of("mine") == chosen
+    errors = source.errors().set_index("label")["error"]
+    assert errors.drop("low_precision_decentralized").abs().max() < 0.02
+    assert errors["low_precision_decentralized"] < -0.5
+    tables = dict(source.validate())
+    assert tables["the fit uses"] == chosen
+    assert tables["all predicted points"]["points"].item() == 1
+    assert tables["all points in the fit"]["worst"].item() < 2 < 50 < tables["all predicted points"]["worst"].item()
+    assert list(tables["points in the fit, by system or algorithm"].index) == ["bytegrad", "gradient_allreduce"]
+
+
+def test_without_a_selection_all_records_are_fitted(own: Path) -> None:
+    assert {k.role for k in calibration.open_source("mine", own.parent, [own]).known} == {"fitted"}
+
+
+@pytest.mark.parametrize(("chosen", "message"), [
+    ("task=bert_large", "none of the 9 cells"),
+    ("network.bandwith=10gbit", r"--fit network\.bandwith=10gbit: .*bandwith"),
+    ("network.bandwidth=fast", "--fit network.bandwidth=fast"),
+    ("algo=bytegrd", "bytegrd"),
+    ("vgg16", "--fit vgg16"),
+])  # fmt: skip
+def test_a_selection_that_cannot_be_is_refused(own: Path, chosen: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        calibration.open_source("mine", own.parent, [own], chosen)
+
+
+def test_a_selection_needs_records() -> None:
+    with pytest.raises(ValueError, match="--fit task=vgg16"):
+        calibration.open_source("bagua_paper", PAPER_FOLDER, None, "task=vgg16")
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["validate", "--fit", "task=vgg16"], "goes with calibrate"),
+    (["validate", "--cluster", "nowhere", "--records", "x.jsonl"], "--cluster nowhere"),
+    (["calibrate", "--records", "x.jsonl"], "x.jsonl"),
+])  # fmt: skip
+def test_wrong_arguments_are_one_line(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["simulate", *arguments])
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1

@@ -149,6 +149,35 @@ def test_beyond_its_window_a_connection_slows_down_with_the_round_trip() -> None
     assert rate(20e-3) == pytest.approx(rate(10e-3) / 2, rel=0.01)
 
 
+def test_a_ring_with_two_segments_under_way_hides_latency_behind_the_longer_of_them() -> None:
+    """4 servers, 6 hops of chunks of S / 4 at 1 GB/s: a short message pays every hop, a long one only its bytes."""
+    gloo = {"segments": 2.0, "ring_hop": 2.0, "latency": 1e-3}
+    assert cost("all_reduce", 4000, ideal(4, **gloo)) == pytest.approx(6 * (2e-3 + 0.5e-6))
+    assert cost("all_reduce", 40 * 10**6, ideal(4, **gloo)) == pytest.approx(6 * 10e-3)
+    assert cost("all_reduce", 40 * 10**6, ideal(4, latency=1e-3)) == pytest.approx(6 * 11e-3)
+
+
+def test_a_window_that_passes_as_one_packet_is_stop_and_wait() -> None:
+    """Every window of 1 MB but the last waits until it has left (1 ms) and the answer is back (0.2 ms)."""
+    few = {"window": 1e6, "packet": 1e9, "latency": 1e-4}
+    assert cost("exchange", 10**7, ideal(2, **few)) == pytest.approx(1e-4 + 10e-3 + 9 * 0.2e-3)
+
+
+def test_many_senders_share_the_queue_of_a_switch_s_port() -> None:
+    """15 flows into one interface have 3 MB in flight together, per round trip of 10 ms; two slow ones never queue."""
+    far, limits = Network(latency=5e-3), {"incast": 3e6, "process": 0.4e9}
+    alone, crowded = (cost("all_to_all", 16 * 10**7, ideal(16, network=far, **more)) for more in ({}, limits))
+    rate = 0.4e9  # of the process
+    rounds = 10**7 / (3e6 / 15) - 1
+    assert crowded == pytest.approx(5e-3 + 150e6 / rate + rounds * (10e-3 - 3e6 / rate))
+    assert crowded > alone
+    pair = [
+        cost("exchange", 10**7, ideal(16, network=far, **{"process": 0.4e9, **m}), offsets=(1, -1))
+        for m in ({}, limits)
+    ]
+    assert pair[0] == pair[1]
+
+
 def test_loss_follows_the_response_functions() -> None:
     trip, p = 0.02, 1e-3
     for congestion, expected in (

@@ -38,6 +38,16 @@ LAYERS = Layers(
 )
 
 
+@pytest.mark.parametrize(
+    ("compute", "task", "rate"),
+    [("v100", "vgg16", 229), ("v100", "bert_large", 11.35), ("h100_published", "bert_large", 311),
+     ("h100_published", "resnet50", 2791)],
+)  # fmt: skip
+def test_profiles_give_back_the_published_rate(compute: str, task: str, rate: float) -> None:
+    cell = resolved("mode=simulate", f"compute={compute}", f"task={task}")
+    assert cell["task"]["batch"] / compute_of(cell, layers_of(cell)).step == pytest.approx(rate, rel=1e-3)
+
+
 class Diary:
     """A pace that notes what it was asked for and takes no time."""
 
@@ -178,8 +188,9 @@ def test_a_scale_model_shrinks_what_is_sent_and_what_it_is_sent_over() -> None:
     assert scaled["run"]["bucket_size"] == 10 * 2**20 // 100 and scaled["algo"]["bucket_cap_mb"] == 0.25
     assert scaled["network"]["latency"] == cell["network"]["latency"]
     assert cell == resolved(*asked), "the original is left alone"
-    simulated = resolved("mode=simulate", *asked[1:])
-    assert scale_model(simulated) == simulated
+    assert scale_model(resolved("mode=simulate", *asked[1:]))["network"]["bandwidth"] == 1e8
+    real = {**cell, "mode": "measure"}
+    assert scale_model(real) == real
 
 
 def test_step_time_comes_from_the_task_the_profile_or_the_work() -> None:

@@ -123,6 +123,33 @@ def test_without_a_network_to_wait_for_only_computing_is_left(algo: str) -> None
     assert 32 / 229 * 0.999 <= seconds <= 32 / 229 * 1.001 + slack
 
 
+@pytest.mark.parametrize("algo", ["gradient_allreduce", "bytegrad", "decentralized"])
+def test_a_scale_model_takes_the_time_of_the_original(algo: str) -> None:
+    """On a network whose software is free: bytes, buckets, rates and windows are smaller by the same factor."""
+    results = []
+    for factor in (1, 100):
+        asked = [f"algo={algo}", "cluster.ranks_per_server=1", "network=10gbit", "network.latency=2ms"]
+        chosen = cell("task=vgg16", f"compute.shrink={factor}", *asked)
+        chosen["cluster"]["physics"] = dict.fromkeys(("ring", "connection", "process"), 1e30)
+        results.append(simulate(chosen)["ranks"][0])
+    whole, small = results
+    assert small["seconds"][-1]["step"] == pytest.approx(whole["seconds"][-1]["step"], rel=0.01)
+    assert small["sent"]["flat"] == pytest.approx(whole["sent"]["flat"] / 100, rel=0.01)
+
+
+@pytest.mark.parametrize(("asked", "lanes"), [("network.latency=50ms", 2.0), ("network.bandwidth=100mbit", 1.0)])
+def test_two_collectives_at_a_time_hide_latencies_but_share_the_line(asked: str, lanes: float) -> None:
+    """DDP's 37 buckets of BERT-Large: in half the time where latency counts, in the same where bytes do."""
+
+    def waiting(**physics: float) -> float:
+        chosen = cell("task=bert_large", "algo=ddp", "cluster.ranks_per_server=1", "network.tcp_window=100GiB", asked)
+        chosen["cluster"]["physics"] = {"ring": 1e30, "line": 1e15, **physics}
+        return float(simulate(chosen)["ranks"][0]["seconds"][-1]["step"])
+
+    one, two = waiting(), waiting(lanes=2.0)
+    assert one / two == pytest.approx(lanes, rel=0.05)
+
+
 @pytest.mark.parametrize(("algo", "traffic"), [("bytegrad", 1 / 4), ("decentralized", 8 / 15), ("ddp", 127 / 120)])
 def test_at_low_bandwidth_times_are_as_bytes(algo: str, traffic: float) -> None:
     """Against the leaders' ring, 2 (15 / 16) S, with equal efficiencies."""

@@ -57,6 +57,19 @@ def test_published_and_simulated_stand_side_by_side() -> None:
     plt.close(figure)
 
 
+def test_a_modern_map_says_that_it_rests_on_estimates() -> None:
+    chosen = composed("campaign=tradeoff_modern").campaign
+    with initialize_config_dir(str(config.CONF), version_base=None):
+        cells = campaign.cells(chosen, ["network.latency=0ms"])
+    assert {cell["network"]["bandwidth"] / 1e9 for cell in cells} == {10, 25, 50, 100, 200, 400}
+    few = [cell for cell in cells if cell["algo"]["name"] in ("ddp", "bytegrad")]
+    made = [records.make_record(cell, "tradeoff_modern", 0, datetime.now(timezone.utc)) for cell in few]
+    found = [records.complete(one, simulate(one["config"])) for one in made]
+    data = decision_map.table(found).set_index("gbit_per_s")
+    assert set(data["compute"]) == {"h100_published"} and set(data["cluster"]) == {"h100_estimate"}
+    assert data["speed_up"][10] > 2 > data["speed_up"][400], "the network is what compression helps against"
+
+
 def test_measured_records_have_no_place_among_simulated_ones() -> None:
     made = record("task=vgg16", "algo=ddp", "transport=nccl", "cluster=bagua_paper", "network.bandwidth=10gbit")
     with pytest.raises(ValueError, match="simulated"):
@@ -82,6 +95,7 @@ def test_the_decision_map_names_the_fastest(tmp_path: Path) -> None:
     figure, axes = plt.subplots()
     decision_map.draw(data, axes)
     assert {text.get_text() for text in axes.get_legend().get_texts()} == set(data["algorithm"])
+    assert axes.get_title().endswith("\nsimulated, compute=v100, cluster=bagua_paper")
     plt.close(figure)
     with pytest.raises(ValueError, match="algo=ddp"):
         decision_map.table([r for r in found if r["config"]["algo"]["name"] != "ddp"])

@@ -1,0 +1,46 @@
+"""Whether a step makes the host wait for the GPU, from torch's profiler. Not yet run on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+_STEP = "bagua_bench step"
+_WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy")  # the last two: exactly, as copies with Async behind do not wait
+
+
+def traced(step: Callable[[], None]) -> list[str] | None:
+    """Calls of a step by which the host waits for the GPU; None where the profiler sees no CUDA call at all."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace, record_function(_STEP):
+        step()
+    return waits(trace.events())
+
+
+def waits(events: Iterable[Any]) -> list[str] | None:
+    """As `traced`, of events that have a `name` and a `time_range`: what began within the step, sorted, once each.
+
+    The profiler itself waits, before and after.
+    """
+    listed = list(events)
+    window = next(event.time_range for event in listed if event.name == _STEP)
+    inside = {event.name for event in listed if window.start <= event.time_range.start <= window.end}
+    if not any(name.startswith(("cudaLaunch", "cuLaunch")) for name in inside):
+        return None
+    return sorted(name for name in inside if name in _WAITS[1:] or (name.startswith("cu") and name.endswith(_WAITS[0])))
+
+
+def nobody_waits(step: Callable[[], None]) -> str | None:
+    """Take a step in which torch refuses to wait; what it refused, None if nothing. The step may be incomplete then."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        return str(error).splitlines()[0]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return None
