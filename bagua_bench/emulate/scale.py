@@ -26,6 +26,6 @@ def scale_model(cell: dict[str, Any]) -> dict[str, Any]:
             link["bandwidth"] /= factor
     scaled["network"]["tcp_window"] = int(scaled["network"]["tcp_window"] / factor)
     scaled["run"]["bucket_size"] = int(scaled["run"]["bucket_size"] / factor)
-    if "bucket_cap_mb" in scaled["algo"]:
-        scaled["algo"]["bucket_cap_mb"] /= factor
+    for cap in {"bucket_cap_mb", "first_bucket_cap_mb"} & scaled["algo"].keys():
+        scaled["algo"][cap] /= factor
     return scaled

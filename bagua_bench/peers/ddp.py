@@ -20,21 +20,23 @@ from bagua_bench.training.clock import stamp
 from bagua_bench.training.trainer import Trainer
 
 MIB = 2**20
-_DEFAULT = 25  # MiB
 
 
 class DDP(Peer):
-    """torch.nn.parallel.DistributedDataParallel with PyTorch's defaults."""
+    """torch.nn.parallel.DistributedDataParallel; the defaults are PyTorch's (buckets of 25 MiB, the first of 1)."""
 
     def __init__(
         self,
-        bucket_cap_mb: float = _DEFAULT,
+        bucket_cap_mb: float = 25,
+        first_bucket_cap_mb: float = 1,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
         find_unused_parameters: bool = False,
     ) -> None:
+        self._caps = first_bucket_cap_mb, bucket_cap_mb
         self.options: dict[str, Any] = {
-            "bucket_cap_mb": bucket_cap_mb,
+            # Named one by one, PyTorch also cuts its first step into these buckets, which it does not by default.
+            "bucket_cap_mb_list": None if self._caps == (1, 25) else list(self._caps),
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "static_graph": static_graph,
             "find_unused_parameters": find_unused_parameters,
@@ -45,14 +47,13 @@ class DDP(Peer):
         return DDPTrainer(model, optimizer, comm, self.options)
 
     def program(self, layers: Layers, servers: int, per_server: int, steps: int) -> Program:
-        """Buckets in the order of readiness, each closed at `bucket_cap_mb` MiB; by default the first at 1 MiB."""
-        limit = self.options["bucket_cap_mb"]
+        """Buckets in the order of readiness, each closed once it holds its cap."""
+        first, rest = self._caps
         nbytes, ranks = schedule.sizes(layers), servers * per_server
         order = [position for layer in reversed(layers.layers) for position in reversed(layer.params)]
         buckets: list[list[int]] = [[]]
         for position in order:
-            cap = MIB if len(buckets) == 1 and limit == _DEFAULT else limit * MIB
-            if sum(nbytes[i] for i in buckets[-1]) >= cap:
+            if sum(nbytes[i] for i in buckets[-1]) >= (first if len(buckets) == 1 else rest) * MIB:
                 buckets.append([])
             buckets[-1].append(position)
         sends = schedule.BucketSends(buckets, nbytes)

@@ -185,7 +185,8 @@ def test_a_scale_model_shrinks_what_is_sent_and_what_it_is_sent_over() -> None:
     scaled = scale_model(cell)
     assert scaled["network"]["bandwidth"] == 1e8 and scaled["cluster"]["server"]["1"]["bandwidth"] == 1e7
     assert scaled["network"]["tcp_window"] == 4 * 2**20 // 100
-    assert scaled["run"]["bucket_size"] == 10 * 2**20 // 100 and scaled["algo"]["bucket_cap_mb"] == 0.25
+    assert scaled["run"]["bucket_size"] == 10 * 2**20 // 100
+    assert (scaled["algo"]["bucket_cap_mb"], scaled["algo"]["first_bucket_cap_mb"]) == (0.25, 0.01)
     assert scaled["network"]["latency"] == cell["network"]["latency"]
     assert cell == resolved(*asked), "the original is left alone"
     assert scale_model(resolved("mode=simulate", *asked[1:]))["network"]["bandwidth"] == 1e8

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from bagua_bench.emulate.compute import Compute
-from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.layers import Layers, layers_of
+from bagua_bench.emulate.model import EmulatedModel
 from bagua_bench.emulate.task import EmulatedTask
+from bagua_bench.peers.ddp import DDP
 from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import Cluster, Layout, Network, Physics, cluster_of, physics_of
 from bagua_bench.simulate.program import Collective, Submit
@@ -51,6 +53,25 @@ def step(*overrides: str) -> float:
 def test_published_numbers_of_buckets(task: str, algo: str, messages: int) -> None:
     last = trace(cell(f"task={task}", f"algo={algo}")).steps[-1]
     assert len([item for item in last if isinstance(item, Submit)]) == messages
+
+
+def rebuilt_buckets(comm: Any, layers: Layers, peer: DDP) -> list[int]:
+    model = EmulatedModel(layers, Diary())
+    with peer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), comm) as trainer:
+        for _ in range(3):
+            trainer.module().backward()
+        found = trainer.module._get_ddp_logging_data()["rebuilt_bucket_sizes"]  # type: ignore[operator]
+    return [int(size) for size in found.split(", ")]
+
+
+@pytest.mark.parametrize(("shrink", "caps"), [(8, {}), (800, {"bucket_cap_mb": 0.25, "first_bucket_cap_mb": 0.01})])
+def test_ddp_is_simulated_with_the_buckets_that_it_makes(shrink: float, caps: dict[str, float]) -> None:
+    layers, peer = layers_of(cell("task=vgg16")).shrunk(shrink), DDP(**caps)
+    submitted = (item for item in peer.program(layers, 2, 1, 1).steps[-1] if isinstance(item, Submit))
+    sizes = [op.nbytes for item in submitted for op in item.ops if isinstance(op, Collective)]
+    assert len(sizes) > 2
+    biases = 1e-3  # autograd gives a layer's weight and bias in an order of its own
+    assert run("gloo", 1, rebuilt_buckets, layers, peer) == [pytest.approx(sizes, rel=biases)]
 
 
 def test_bytegrad_does_what_the_paper_s_pseudo_code_says() -> None:
