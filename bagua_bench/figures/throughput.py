@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from bagua_bench import stats
-from bagua_bench.figures import style
+from bagua_bench.figures import rates
 from bagua_bench.records import Record, comparable
 
 AXES = ("algo",)
@@ -22,27 +22,19 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     ValueError if the records differ in more than the algorithm.
     """
     comparable(records, AXES)
-    rounds: dict[str, list[Record]] = {}
-    for record in records:
-        rounds.setdefault(record["config"]["algo"]["name"], []).append(record)
-    rates = {algo: [r["result"]["throughput"] for r in group] for algo, group in rounds.items()}
-    noise = stats.noise(list(rates.values()))
-    base = rates.get(BASELINE)
+    cells = rates.grouped(records, rates.algorithm)
+    noise = stats.noise([rates.of(group) for group in cells.values()])
+    base = cells.get((BASELINE,), [])
     rows = []
-    for algo, values in rates.items():
-        low, high = stats.mean_interval(values)
-        sent = [sum(rank.values()) for r in rounds[algo] for rank in r["result"]["bytes_per_step"]]
+    for (algo,), group in cells.items():
+        values, reference = rates.of(group), rates.of(base)
+        sent = [sum(rank.values()) for record in group for rank in record["result"]["bytes_per_step"]]
         rows.append(
             {
                 "algorithm": algo,
-                "source": rounds[algo][0]["source"],
-                "rounds": len(values),
-                "samples_per_second": float(np.mean(values)),
-                "low": low,
-                "high": high,
-                "ratio_to_ddp": float(np.mean(values) / np.mean(base)) if base else None,
-                "faster_than_ddp": stats.is_faster(values, base, noise) if base else None,
-                "slower_than_ddp": stats.is_faster(base, values, noise) if base else None,
+                **rates.row(group, BASELINE, base),
+                "faster_than_ddp": stats.is_faster(values, reference, noise) if base else None,
+                "slower_than_ddp": stats.is_faster(reference, values, noise) if base else None,
                 "aa_noise": noise,
                 "megabytes_per_step_and_rank": float(np.mean(sent)) / 1e6,
             }
@@ -53,12 +45,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
 def draw(data: pd.DataFrame, axes: Axes) -> None:
     """Bars of `table`'s rows, with the ratio to DDP above each."""
     for position, row in enumerate(data.itertuples()):
-        error = [[row.samples_per_second - row.low], [row.high - row.samples_per_second]]
-        axes.bar(position, row.samples_per_second, yerr=error, capsize=4, **style.bar(row.algorithm, row.source))
-        if row.ratio_to_ddp is not None:
-            axes.annotate(
-                f"{row.ratio_to_ddp:.2f}x", (position, row.high), (0, 3), "data", "offset points", ha="center"
-            )
+        rates.draw(axes, position, row, ratio=row.ratio_to_ddp)
     axes.set_xticks(range(len(data)), list(data["algorithm"]), rotation=20)
     axes.set_ylabel("samples per second")
     axes.set_title(

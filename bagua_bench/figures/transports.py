@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from bagua_bench import stats
-from bagua_bench.figures import style
+from bagua_bench.figures import rates
 from bagua_bench.records import Record, comparable
 
 AXES = ("algo", "transport")
@@ -23,28 +22,15 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     ValueError if the records differ in more than the two.
     """
     comparable(records, AXES)
-    rates: dict[tuple[str, str], list[float]] = {}
-    for record in records:
-        key = (record["config"]["algo"]["name"], record["config"]["transport"]["backend"])
-        rates.setdefault(key, []).append(record["result"]["throughput"])
-    noise = stats.noise(list(rates.values()))
+    cells = rates.grouped(records, rates.algorithm, lambda cell: str(cell["transport"]["backend"]))
+    noise = stats.noise([rates.of(group) for group in cells.values()])
     rows = []
-    for (algo, transport), values in rates.items():
-        low, high = stats.mean_interval(values)
-        base = rates.get((algo, BASELINE))
+    for (algo, transport), group in cells.items():
+        base = cells.get((algo, BASELINE), [])
+        faster = stats.is_faster(rates.of(group), rates.of(base), noise) if base else None
+        compared = rates.row(group, BASELINE, base)
         rows.append(
-            {
-                "algorithm": algo,
-                "transport": transport,
-                "source": records[0]["source"],
-                "rounds": len(values),
-                "samples_per_second": float(np.mean(values)),
-                "low": low,
-                "high": high,
-                "ratio_to_gloo": float(np.mean(values) / np.mean(base)) if base else None,
-                "faster_than_gloo": stats.is_faster(values, base, noise) if base else None,
-                "aa_noise": noise,
-            }
+            {"algorithm": algo, "transport": transport, **compared, "faster_than_gloo": faster, "aa_noise": noise}
         )
     return pd.DataFrame(rows).sort_values(["algorithm", "transport"], ignore_index=True)
 
@@ -56,13 +42,9 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     for row in data.itertuples():
         number = transports.index(row.transport)
         position = algos.index(row.algorithm) + width * (number - (len(transports) - 1) / 2)
-        error = [[row.samples_per_second - row.low], [row.high - row.samples_per_second]]
         label = row.transport if row.algorithm == algos[0] else None
-        bar = {**style.bar(row.algorithm, row.source), "hatch": _HATCHES[number % len(_HATCHES)], "label": label}
-        axes.bar(position, row.samples_per_second, width, yerr=error, capsize=3, **bar)
-        if row.ratio_to_gloo is not None:
-            place = (position, row.high)
-            axes.annotate(f"{row.ratio_to_gloo:.2f}x", place, (0, 3), "data", "offset points", ha="center")
+        hatch = _HATCHES[number % len(_HATCHES)]
+        rates.draw(axes, position, row, width, row.ratio_to_gloo, hatch=hatch, label=label)
     axes.set_xticks(range(len(algos)), algos)
     axes.set_ylabel("samples per second")
     axes.margins(y=0.12)

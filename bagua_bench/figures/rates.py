@@ -1,0 +1,54 @@
+"""Throughputs over interleaved rounds: as rows of a table, and as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from bagua_bench import stats
+from bagua_bench.figures import style
+from bagua_bench.records import Record
+
+
+def grouped(records: Sequence[Record], *key: Callable[[dict[str, Any]], str]) -> dict[tuple[str, ...], list[Record]]:
+    """The records of each cell (what the functions `key` make of its configuration), in the order of the rounds."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in records:
+        groups.setdefault(tuple(part(record["config"]) for part in key), []).append(record)
+    return groups
+
+
+def algorithm(cell: dict[str, Any]) -> str:
+    """Name of a cell's algorithm."""
+    return str(cell["algo"]["name"])
+
+
+def of(records: Sequence[Record]) -> list[float]:
+    """Samples per second of each record."""
+    return [record["result"]["throughput"] for record in records]
+
+
+def row(records: Sequence[Record], baseline: str, base: Sequence[Record]) -> dict[str, Any]:
+    """Columns of one cell: source, rounds, throughput with its 95 % interval, ratio to `base` (None without one)."""
+    values = of(records)
+    low, high = stats.mean_interval(values)
+    return {
+        "source": records[0]["source"],
+        "rounds": len(values),
+        "samples_per_second": float(np.mean(values)),
+        "low": low,
+        "high": high,
+        f"ratio_to_{baseline}": float(np.mean(values) / np.mean(of(base))) if base else None,
+    }
+
+
+def draw(axes: Axes, position: float, row: Any, width: float = 0.8, ratio: float | None = None, **bar: Any) -> None:
+    """A bar for a row of a table, with its interval, and the ratio above it if there is one."""
+    error = [[row.samples_per_second - row.low], [row.high - row.samples_per_second]]
+    look = {**style.bar(row.algorithm, row.source), **bar}
+    axes.bar(position, row.samples_per_second, width, yerr=error, capsize=3, **look)
+    if ratio is not None:
+        axes.annotate(f"{ratio:.2f}x", (position, row.high), (0, 3), "data", "offset points", ha="center")
