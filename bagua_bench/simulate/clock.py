@@ -47,9 +47,8 @@ class Clock:
     def __init__(self, cluster: Cluster, compute: Compute, factors: Sequence[float] = (1.0,)) -> None:
         self._cluster, self._compute, self._factors = cluster, compute, list(factors)
         self._durations: dict[Op, float] = {}
-        near = replace(cluster.network, latency=0.0, jitter=0.0)
-        still = replace(cluster.physics, latency=0.0, call=0.0, inside_latency=0.0, inside_hop=0.0)
-        self._without_latency = replace(cluster, network=near, physics=still)
+        hops = dict.fromkeys(("ring_hop", "hop", "gather_hop", "inside_hop", "inside_latency", "call"), 0.0)
+        self._line = replace(cluster, physics=replace(cluster.physics, **hops))
         self._passes = {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer}
 
     def run(self, program: Program) -> Timing:
@@ -90,8 +89,11 @@ class Clock:
         return self._durations[op]
 
     def on_the_line(self, op: Collective) -> float:
-        """Seconds of a collective in which its bytes are on the line, and no other's."""
-        return seconds(op, self._without_latency)
+        """Seconds of a collective in which no other's bytes are on its way: those of its transfer.
+
+        Waiting for a window is part of it: lanes share the connections.
+        """
+        return seconds(op, self._line)
 
     def carried_over(self, exposed: float, k: int) -> float:
         """Seconds of the communication that follows the optimizer step which the next step hides, on class k."""

@@ -14,7 +14,7 @@ BUFFER = 4.0 * 2**20
 
 @dataclass(frozen=True)
 class Physics:
-    """Parameters of a cluster, in seconds, bytes and bytes/s; `bagua_bench.simulate.fit.BOUNDS` gives their ranges."""
+    """Parameters of a cluster, in seconds, bytes and bytes/s; `bagua_bench.simulate.parameters` gives their ranges."""
 
     line: float = 12.5e9
     """Rate of a server's network interface where the network group sets none."""
@@ -24,6 +24,8 @@ class Physics:
     """Share of the line rate that payload gets in ring collectives: headers, chunk boundaries."""
     efficiency_direct: float = 0.85
     """The same in pairwise and all-to-all exchanges, whose flows collide."""
+    efficiency_fade: float = 0.0
+    """Both fall with the servers that wait for each other, over two, to this power: emulated ones share the cores."""
     connection: float = 2.5e9
     """What the software behind one connection moves, however fast the line is."""
     process: float = 5e9
@@ -112,6 +114,10 @@ class Cluster:
         """Rate of an interface, bytes/s."""
         line = self.network.line or self.physics.line
         return min(line, self.physics.shaped) if self.network.latency or self.network.jitter else line
+
+    def goodput(self, efficiency: float, together: int) -> float:
+        """Bytes/s of payload through an interface, where so many servers wait for each other."""
+        return self.line * efficiency * math.pow(max(together, 2) / 2, -self.physics.efficiency_fade)
 
     @property
     def latency(self) -> float:

@@ -101,17 +101,18 @@ def ring_transfer(nbytes: float, cluster: Cluster) -> float:
     channels = max(1.0, physics.channels)
     software = physics.ring * math.pow(cluster.layout.servers, -physics.fade)
     software = min(software, channels * cluster.lossy)
-    rate = min(cluster.line * physics.efficiency_ring, software)
+    rate = min(cluster.goodput(physics.efficiency_ring, cluster.layout.servers), software)
     return nbytes / rate + cluster.stall(nbytes / channels, rate / channels)
 
 
 def direct_transfer(nbytes: float, connections: int, cluster: Cluster, processes: int = 1) -> float:
-    """Seconds for nbytes through an interface over so many connections, shared evenly."""
+    """Seconds for nbytes through an interface over so many connections, shared evenly; one collides with none."""
     if not connections:
         return 0.0
     physics = cluster.physics
+    efficiency = physics.efficiency_direct if connections > 1 else physics.efficiency_ring
     software = min(processes * physics.process, connections * cluster.connection)
-    rate = min(cluster.line * physics.efficiency_direct, software)
+    rate = min(cluster.goodput(efficiency, connections // processes + 1), software)
     return nbytes / rate + cluster.stall(
         nbytes / connections, rate / connections, incast(connections, cluster, processes)
     )

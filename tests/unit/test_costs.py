@@ -200,3 +200,18 @@ def test_parameter_servers_beside_the_workers_send_a_ring_s_bytes() -> None:
 
 def test_one_rank_does_not_communicate() -> None:
     assert cost("all_reduce", 10**9, Cluster(Physics(), Network(), Layout(1, 1))) == 0
+
+
+def test_who_waits_for_many_waits_longer() -> None:
+    """Efficiency falls with the servers that wait for each other: all in a ring, two in a pair."""
+    line = {"efficiency_fade": 0.5}
+    assert cost("all_reduce", 10**8, ideal(8, **line)) == pytest.approx(2 * cost("all_reduce", 10**8, ideal(8)))
+    assert cost("all_to_all", 10**8, ideal(8, **line)) == pytest.approx(2 * cost("all_to_all", 10**8, ideal(8)))
+    assert cost("exchange", 10**8, ideal(8, **line)) == pytest.approx(cost("exchange", 10**8, ideal(8)))
+
+
+def test_one_flow_has_nothing_to_collide_with() -> None:
+    two = (1, -1)
+    few, many = ideal(8, efficiency_direct=0.5), ideal(8)
+    assert cost("exchange", 10**8, few) == pytest.approx(cost("exchange", 10**8, many))
+    assert cost("exchange", 10**8, few, offsets=two) == pytest.approx(2 * cost("exchange", 10**8, many, offsets=two))
