@@ -8,7 +8,7 @@ import shlex
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -41,7 +41,7 @@ def _record(network: star.Network, bandwidth: float, latency: float) -> dict[str
     a, b = network.hosts
     rtt = probe.rtt(a, b)
     own = statistics.median(probe.goodput(a, b, rtt) for _ in range(_PROBES))
-    goodputs = {"probe": own, "iperf3": iperf3(a, b)}
+    goodputs = {"probe": own, "iperf3": iperf3(a.prefix, b.prefix, b.address)}
     rtts = {"probe": rtt, "ping": ping(a, b)}
     rates = {tool: value and wire_rate(value, network.backend.frame) for tool, value in goodputs.items()}
     fits = all(abs(rate - bandwidth) <= RATE_TOLERANCE * bandwidth for rate in rates.values() if rate)
@@ -72,13 +72,16 @@ def ping(a: Host, b: Host) -> float | None:
     return statistics.median(float(found) for found in re.findall(r"time=([\d.]+) ms", printed)) * 1e-3
 
 
-def iperf3(a: Host, b: Host) -> float | None:
-    """Bits/s of payload from a to b that iperf3 receives; None if it is not installed."""
-    command = shlex.split(f"ip netns exec {b.namespace} iperf3 -s -1 -B {b.address}")
+def iperf3(sender: Sequence[str], receiver: Sequence[str], address: str) -> float | None:
+    """Bits/s of payload that iperf3 moves to `address`; None if it is not installed.
+
+    `sender`, `receiver`: what goes before a command so that it runs on that side.
+    """
+    command = [*receiver, *shlex.split(f"iperf3 -s -1 -B {address}")]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             time.sleep(0.5)  # it listens
-            printed = run(f"ip netns exec {a.namespace} iperf3 -c {b.address} -t {_SECONDS} -O 1 -J")
+            printed = run(f"{shlex.join(sender)} iperf3 -c {address} -t {_SECONDS} -O 1 -J")
         except NetworkError:
             return None
         finally:

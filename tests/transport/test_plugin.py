@@ -8,7 +8,7 @@ from bagua_bench.transport.harness import shaped
 from bagua_bench.transport.harness.pair import HarnessError, Pair, Process
 from tests.transport.conftest import Start
 
-VERSIONS = (6, 8, 10, 11, 12)
+VERSIONS = (6, 7, 8, 9, 10, 11, 12)
 MIB = 2**20
 
 

@@ -95,10 +95,12 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
     if (!best.stream && free_to_write(*first.stream)) {
         const Pace& p = first.stream->pace;
         const double excess = double(p.most_queued()) - double(kFloor) - p.rate * p.rtt;
-        if (excess <= 0)
+        if (excess <= 0) {
             best = first;
-        else
-            room_at_ = std::min(room_at_, now + std::max(int64_t(excess / draining(*first.stream, p.rate) * 1e9), kMinStall));
+        } else {
+            const int64_t until_room = int64_t(excess / draining(*first.stream, p.rate) * 1e9);
+            room_at_ = std::min(room_at_, now + std::max(until_room, kMinStall));
+        }
     }
     if (!best.stream)
         for (auto& s : streams) s->counters.stalls += free_to_write(*s);

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from bagua_bench import libraries, provenance
+from bagua_bench.network.accuracy import iperf3
 from bagua_bench.transport.harness import bench, lossy, shaped, torch_bench
 from bagua_bench.transport.harness.bench import PLAIN, Plugin, Sample
 
@@ -20,6 +21,7 @@ _FLOWS = {
     "eight equal flows": (1.2e9,) * 8,
 }
 _SECONDS = 1.0  # that a transfer should take
+_IPERF3 = 128 << 10  # bytes that iperf3 writes at once
 CASES = (*_FLOWS, "unlimited", "latency", "torch flow-limited", "torch unlimited", "torch 1gbit", "torch 4 ranks")
 IMPAIRED = "delay and loss"  # needs netem, which not every kernel has
 
@@ -69,7 +71,14 @@ def _flows(rates: tuple[float, ...], rounds: int) -> dict[str, Any]:
 
 def _unlimited(rounds: int) -> dict[str, Any]:
     messages = [(size * MIB, 4 if size < 16 else 2, max(20, 1500 // size)) for size in (1, 4, 16, 64)]
-    found = list(bench.streams(libraries.harness(), _plugin(4), messages, rounds=rounds))
+    found: list[Sample] = []
+    for number in range(rounds):
+        samples = bench.streams(libraries.harness(), _plugin(4), messages)
+        found += [replace(sample, round=number) for sample in samples]
+        with shaped.pair() as (a, b):
+            rate = iperf3(a.prefix, b.prefix, b.address)
+        if rate:
+            found.append(Sample("iperf3", _IPERF3, 1, number, rate=rate / 8))
     return {"summary": _beside_plain(found, "rate"), "samples": [asdict(s) for s in found]}
 
 
@@ -81,7 +90,7 @@ def _latency(rounds: int) -> dict[str, Any]:
 def _beside_plain(found: list[Sample], key: str) -> list[dict[str, Any]]:
     rows = bench.summary(found)
     plain = {row["size"]: row[key] for row in rows if row["transport"] == PLAIN}
-    return [{**row, "times_plain": row[key] / plain[row["size"]]} for row in rows]
+    return [{**row, "times_plain": row[key] / plain[row["size"]]} if row["size"] in plain else row for row in rows]
 
 
 def _torch(rounds: int, **network: Any) -> dict[str, Any]:

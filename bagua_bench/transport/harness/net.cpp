@@ -37,7 +37,7 @@ class Adapter : public Net {
         out->maxComms = p.maxComms;
         out->maxRecvs = p.maxRecvs;
         out->ptrSupport = p.ptrSupport;
-        if constexpr (kVersion >= 10) {
+        if constexpr (kVersion >= 9) {
             out->maxP2pBytes = p.maxP2pBytes;
             if (p.vProps.ndevs != 1 || p.vProps.devs[0] != dev) return kInternalError;
         }
@@ -82,6 +82,8 @@ class Adapter : public Net {
     int send(void* comm, void* data, size_t size, void* mhandle, void** request) override {
         if constexpr (kVersion >= 10)
             return t_.isend(comm, data, size, kTag, mhandle, nullptr, request);
+        else if constexpr (kVersion >= 9)
+            return t_.isend(comm, data, size, kTag, mhandle, request);
         else
             return t_.isend(comm, data, int(size), kTag, mhandle, request);
     }
@@ -91,6 +93,8 @@ class Adapter : public Net {
         if constexpr (kVersion >= 10) {
             void* handle = nullptr;
             return t_.irecv(comm, 1, &data, &size, &tag, &mhandle, &handle, request);
+        } else if constexpr (kVersion >= 9) {
+            return t_.irecv(comm, 1, &data, &size, &tag, &mhandle, request);
         } else {
             int small = int(size);
             return t_.irecv(comm, 1, &data, &small, &tag, &mhandle, request);
@@ -118,8 +122,10 @@ class Adapter : public Net {
 std::unique_ptr<Net> adapt(const void* table, int version) {
     switch (version) {
         case 6: return std::make_unique<Adapter<NetV6, PropertiesV6, 6>>(table);
-        case 8: return std::make_unique<Adapter<NetV8, PropertiesV8, 8>>(table);
-        case 10: return std::make_unique<Adapter<NetV10, PropertiesV10, 10>>(table);
+        case 7: return std::make_unique<Adapter<NetV7<PropertiesV7, int>, PropertiesV7, 7>>(table);
+        case 8: return std::make_unique<Adapter<NetV7<PropertiesV8, size_t>, PropertiesV8, 8>>(table);
+        case 9: return std::make_unique<Adapter<NetV9, PropertiesV9, 9>>(table);
+        case 10: return std::make_unique<Adapter<NetV10, PropertiesV9, 10>>(table);
         case 11: return std::make_unique<Adapter<NetV11<PropertiesV11, 4>, PropertiesV11, 11>>(table);
         case 12: return std::make_unique<Adapter<NetV11<PropertiesV12, 8>, PropertiesV12, 12>>(table);
         default: return nullptr;

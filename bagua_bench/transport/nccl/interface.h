@@ -1,4 +1,4 @@
-// NCCL's network plugin interface, versions 6, 8, 10, 11 and 12, as far as a plugin for host memory needs it. Written
+// NCCL's network plugin interface, versions 6 to 12, as far as a plugin for host memory needs it. Written
 // from the facts of the interface; the sizes are checked.
 
 #pragma once
@@ -27,6 +27,15 @@ struct PropertiesV6 {
 };
 static_assert(sizeof(PropertiesV6) == 48, "ABI");
 
+struct PropertiesV7 {
+    char *name, *pciPath;
+    uint64_t guid;
+    int ptrSupport, speed, port;
+    float latency;
+    int maxComms, maxRecvs, netDeviceType, netDeviceVersion;
+};
+static_assert(sizeof(PropertiesV7) == 56, "ABI");
+
 struct PropertiesV8 {
     char *name, *pciPath;
     uint64_t guid;
@@ -41,7 +50,7 @@ struct VirtualProperties {
     int ndevs, devs[kDevices];
 };
 
-struct PropertiesV10 {
+struct PropertiesV9 {
     char *name, *pciPath;
     uint64_t guid;
     int ptrSupport, regIsGlobal, forceFlush, speed, port;
@@ -50,9 +59,9 @@ struct PropertiesV10 {
     VirtualProperties<4> vProps;
     size_t maxP2pBytes, maxCollBytes;
 };
-static_assert(sizeof(PropertiesV10) == 104, "ABI");
+static_assert(sizeof(PropertiesV9) == 104, "ABI");
 
-struct PropertiesV11 : PropertiesV10 {
+struct PropertiesV11 : PropertiesV9 {
     int maxMultiRequestSize;
 };
 static_assert(sizeof(PropertiesV11) == 112, "ABI");
@@ -91,15 +100,17 @@ struct NetV6 {
 };
 static_assert(sizeof(NetV6) == 136, "ABI");
 
-struct NetV8 {
+// Versions 7 and 8 differ in their properties and in the type of the size of registered memory.
+template <typename Properties, typename Size>
+struct NetV7 {
     const char* name;
     Result (*init)(Logger);
     Result (*devices)(int* n);
-    Result (*getProperties)(int dev, PropertiesV8*);
+    Result (*getProperties)(int dev, Properties*);
     Result (*listen)(int dev, void* handle, void** listenComm);
     Result (*connect)(int dev, void* handle, void** sendComm, void** deviceHandle);
     Result (*accept)(void* listenComm, void** recvComm, void** deviceHandle);
-    Result (*regMr)(void* comm, void* data, size_t size, int type, void** mhandle);
+    Result (*regMr)(void* comm, void* data, Size size, int type, void** mhandle);
     Result (*regMrDmaBuf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd, void** mhandle);
     Result (*deregMr)(void* comm, void* mhandle);
     Result (*isend)(void* comm, void* data, int size, int tag, void* mhandle, void** request);
@@ -112,13 +123,38 @@ struct NetV8 {
     Result (*getDeviceMr)(void* comm, void* mhandle, void** out);
     Result (*irecvConsumed)(void* comm, int n, void* request);
 };
-static_assert(sizeof(NetV8) == 152, "ABI");
+static_assert(sizeof(NetV7<PropertiesV7, int>) == 152, "ABI");
+static_assert(sizeof(NetV7<PropertiesV8, size_t>) == 152, "ABI");
+
+struct NetV9 {
+    const char* name;
+    Result (*init)(Logger);
+    Result (*devices)(int* n);
+    Result (*getProperties)(int dev, PropertiesV9*);
+    Result (*listen)(int dev, void* handle, void** listenComm);
+    Result (*connect)(int dev, void* handle, void** sendComm, void** deviceHandle);
+    Result (*accept)(void* listenComm, void** recvComm, void** deviceHandle);
+    Result (*regMr)(void* comm, void* data, size_t size, int type, void** mhandle);
+    Result (*regMrDmaBuf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd, void** mhandle);
+    Result (*deregMr)(void* comm, void* mhandle);
+    Result (*isend)(void* comm, void* data, size_t size, int tag, void* mhandle, void** request);
+    Result (*irecv)(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** request);
+    Result (*iflush)(void* comm, int n, void** data, int* sizes, void** mhandles, void** request);
+    Result (*test)(void* request, int* done, int* sizes);
+    Result (*closeSend)(void* comm);
+    Result (*closeRecv)(void* comm);
+    Result (*closeListen)(void* comm);
+    Result (*getDeviceMr)(void* comm, void* mhandle, void** out);
+    Result (*irecvConsumed)(void* comm, int n, void* request);
+    Result (*makeVDevice)(int* dev, VirtualProperties<4>*);
+};
+static_assert(sizeof(NetV9) == 160, "ABI");
 
 struct NetV10 {
     const char* name;
     Result (*init)(Logger, Profiler);
     Result (*devices)(int* n);
-    Result (*getProperties)(int dev, PropertiesV10*);
+    Result (*getProperties)(int dev, PropertiesV9*);
     Result (*listen)(int dev, void* handle, void** listenComm);
     Result (*connect)(int dev, void* config, void* handle, void** sendComm, void** deviceHandle);
     Result (*accept)(void* listenComm, void** recvComm, void** deviceHandle);
