@@ -20,8 +20,8 @@ constexpr uint32_t kMinChunk = 16 << 10, kMaxChunk = 1 << 20;
 constexpr uint32_t kPage = 4096;
 constexpr double kChunkTime = 50e-6;  // seconds that a chunk should at least be worth: system calls cost
 constexpr double kFast = 1.25e9;  // bytes/s of a path that is faster than most links
-constexpr double kBrief = 200e-6;  // seconds of a fast path's time that may wait in it while the others get nothing ...
-constexpr uint64_t kAlone = 512 << 10;  // ... and bytes
+constexpr double kBrief = 2e-3;  // seconds of a fast path's time that may wait in it while the others get nothing ...
+constexpr uint64_t kAlone = 3 << 20;  // ... and bytes: what a caller that sleeps between two tests does not find drained
 constexpr int64_t kLook = 10 * kMicrosecond;  // between two questions to the kernel about one stream
 constexpr int64_t kSample = 10 * kMillisecond;
 constexpr uint64_t kEnough = 1 << 20;  // bytes in a sample that tell something even if the stream was idle in it
@@ -142,7 +142,8 @@ void Schedule::sample(Stream& s, int64_t now) {
     const uint64_t acknowledged = p.written - p.queued;
     const double elapsed = double(now - p.sample_began) * 1e-9;
     const double delivery = double(info.tcpi_delivery_rate);
-    p.fast = delivery >= kFast && p.delivery >= kFast;  // twice, because a shaper lets a burst pass after a pause
+    // Twice, and not far from what it has shown to us, because a shaper lets a burst pass after a pause.
+    p.fast = delivery >= kFast && p.delivery >= kFast && p.rate >= kFast / 2;
     p.delivery = delivery;
     const double limited = double(info.tcpi_rwnd_limited - p.limited_then) * 1e-6;
     if (p.sample_began > 0 && acknowledged > p.acknowledged_then && elapsed < 1) {
