@@ -22,7 +22,7 @@ _FLOWS = {
     "four equal flows, patient caller": (1.6e9,) * 4,
 }
 _IDLE = {"four equal flows, patient caller": 200}
-"""Microseconds that the caller sleeps when nothing moved; 20 elsewhere. Its polling is most of the CPU time of slow flows."""
+"""Microseconds that the caller sleeps when nothing moved, if not 20: its polling costs most of slow flows' CPU time."""
 _SECONDS = 1.0  # that a transfer should take
 _IPERF3 = 128 << 10  # bytes that iperf3 writes at once
 CASES = (*_FLOWS, "unlimited", "latency", "torch flow-limited", "torch unlimited", "torch 1gbit", "torch 4 ranks")
