@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from bagua_bench import config, records
 from bagua_bench.campaign import compose_cell
+from bagua_bench.emulate.scale import shrink_of
 from bagua_bench.simulate import published, report
 from bagua_bench.simulate.cluster import physics_of
 from bagua_bench.simulate.fit import Case, Fit, case, fit
@@ -86,6 +87,7 @@ class Source:
                     "panel": k.panel,
                     "label": k.label,
                     "task": k.case.cell["task"]["name"],
+                    "window": _window(k.case.cell, shrink_of(k.case.cell)),
                     "role": k.role,
                     "seconds": k.case.seconds,
                     "predicted": predicted,
@@ -102,7 +104,7 @@ class Source:
         if len(parts["predicted"]):
             yield "the fit uses", str(self.fit)
             yield from _tables("predicted points", parts["predicted"])
-            yield "every predicted point", parts["predicted"].drop(columns="role")
+            yield "every predicted point", parts["predicted"].drop(columns=["role", "window"])
         if len(parts["impossible"]):
             yield "shown, not fitted (no such line could carry them)", parts["impossible"]
         if self._can_leave_out:
@@ -129,7 +131,8 @@ class Source:
 
 
 def _tables(title: str, data: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame | str]]:
-    for column, name in (("figure", "figure or campaign"), ("task", "task"), ("label", "system or algorithm")):
+    names = {"figure": "figure or campaign", "task": "task", "label": "system or algorithm", "window": "TCP window"}
+    for column, name in names.items():
         if data[column].nunique() > 1:
             yield f"{title}, by {name}", report.by(data, column)
     yield f"all {title}", pd.DataFrame({"": report.summary(data["error"])}).T
@@ -240,8 +243,14 @@ def _point(rounds: Sequence[records.Record], selection: Selection) -> Known:
         cell["task"] = {**cell["task"], "step_seconds": _computing(rounds) / cell["run"]["accumulate"]}
     seconds = float(np.median([step for r in rounds for step in r["result"]["step_seconds"]]))
     network = cell["network"]
-    panel = f"{cell['task']['name']}, {first['ranks']} ranks, {network['bandwidth']}, {network['latency']}"
+    rate = f"{network['bandwidth'] / 1e9:g} Gbit/s" if network["bandwidth"] else "unlimited"
+    link = f"{rate} {network['latency'] * 1e3:g} ms, {_window(first['config'])}"
+    panel = f"{cell['task']['name']}, {first['ranks']} ranks, {link}"
     return Known(first["campaign"], panel, cell["algo"]["name"], case(cell, seconds), role)
+
+
+def _window(cell: dict[str, Any], shrunk: float = 1.0) -> str:
+    return f"windows of {cell['network']['tcp_window'] * shrunk / 2**20:.3g} MiB"
 
 
 def _computing(rounds: Sequence[records.Record]) -> float:

@@ -13,6 +13,7 @@ from bagua_bench.transport.harness import shaped
 from bagua_bench.transport.harness.pair import HarnessError, Pair
 
 PLAIN = "plain connection"
+PLAIN_TWO = "plain connection each way"
 
 
 @dataclass
@@ -107,11 +108,13 @@ def latencies(
                 pair.link()
                 pair.connect(pair.b, pair.a, "y")
                 pair.link_plain(address)
+                pair.link_plain(address, "q")
                 for size in sizes:
                     plan = {"size": size, "count": count, "idle": 0}
                     for name, (first, _) in (
                         (plugin.name, pair.pingpong(**plan)),
                         (PLAIN, pair.plain_pingpong(**plan)),
+                        (PLAIN_TWO, pair.plain_pingpong(back="q", **plan)),
                     ):
                         yield Sample(name, size, 1, number, half_round_trip=first["median"], p99=first["p99"])
 

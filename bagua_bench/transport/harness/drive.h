@@ -37,5 +37,5 @@ void harness_pingpong(void* h, void* send, void* receive, int first, const Plan*
 
 // The baseline: one connected blocking socket, write() and read().
 void plain_stream(int fd, int sending, const Plan* plan, Outcome* out);
-void plain_pingpong(int fd, int first, const Plan* plan, Outcome* out);
+void plain_pingpong(int out_fd, int in_fd, int first, const Plan* plan, Outcome* out);
 }

@@ -119,11 +119,11 @@ class Pair:
         self.b.tell("pingpong", send="y.s", receive="x.r", first=False, **plan)
         return self._both(True)
 
-    def link_plain(self, host: str) -> int:
-        """The baseline's connection `p` from a to b at this address; returns a's port."""
-        port = self.b.ask("plain_listen", name="p.l", host=host)["port"]
-        own: int = self.a.ask("plain_connect", name="p", host=host, port=port)["port"]
-        self.b.ask("plain_accept", name="p", listener="p.l")
+    def link_plain(self, host: str, name: str = "p") -> int:
+        """A connection of the baseline from a to b at this address; returns a's port."""
+        port = self.b.ask("plain_listen", name=f"{name}.l", host=host)["port"]
+        own: int = self.a.ask("plain_connect", name=name, host=host, port=port)["port"]
+        self.b.ask("plain_accept", name=name, listener=f"{name}.l")
         return own
 
     def plain_stream(self, **plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -132,10 +132,10 @@ class Pair:
         self.b.tell("plain_stream", name="p", sending=False, **plan)
         return self._both(True)
 
-    def plain_pingpong(self, **plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Half round trips over the baseline's connection."""
-        self.a.tell("plain_pingpong", name="p", first=True, **plan)
-        self.b.tell("plain_pingpong", name="p", first=False, **plan)
+    def plain_pingpong(self, there: str = "p", back: str = "p", **plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Half round trips over the baseline's connection, or over one for each direction."""
+        self.a.tell("plain_pingpong", send=there, receive=back, first=True, **plan)
+        self.b.tell("plain_pingpong", send=back, receive=there, first=False, **plan)
         return self._both(True)
 
     def _both(self, strict: bool) -> tuple[dict[str, Any], dict[str, Any]]:

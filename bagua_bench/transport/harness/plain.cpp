@@ -37,17 +37,17 @@ EXPORT void plain_stream(int fd, int sending, const Plan* plan, Outcome* out) {
     meter.report(out);
 }
 
-EXPORT void plain_pingpong(int fd, int first, const Plan* plan, Outcome* out) {
+EXPORT void plain_pingpong(int out_fd, int in_fd, int first, const Plan* plan, Outcome* out) {
     *out = {};
     std::vector<char> ping(plan->size, 1), pong(plan->size, 0);
     const int flags = plan->idle == 0 ? MSG_DONTWAIT : 0;
     Meter meter(*plan);
     for (uint64_t i = 0; i < plan->count && out->result == 0; ++i) {
         const double since = seconds_now();
-        const bool ok = first ? move_all(fd, true, ping.data(), plan->size, flags) &&
-                                    move_all(fd, false, pong.data(), plan->size, flags)
-                              : move_all(fd, false, pong.data(), plan->size, flags) &&
-                                    move_all(fd, true, ping.data(), plan->size, flags);
+        const bool ok = first ? move_all(out_fd, true, ping.data(), plan->size, flags) &&
+                                    move_all(in_fd, false, pong.data(), plan->size, flags)
+                              : move_all(in_fd, false, pong.data(), plan->size, flags) &&
+                                    move_all(out_fd, true, ping.data(), plan->size, flags);
         if (!ok) out->result = 6;
         meter.done(2 * plan->size, since);
     }

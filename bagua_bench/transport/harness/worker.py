@@ -186,10 +186,11 @@ class Worker:
         self.lib.plain_stream(self.held[name].fileno(), int(sending), ctypes.byref(_plan(plan)), ctypes.byref(out))
         return _values(out)
 
-    def plain_pingpong(self, name: str, first: bool, **plan: Any) -> dict[str, Any]:
-        """Half round trips over the baseline's connection."""
-        out = Outcome()
-        self.lib.plain_pingpong(self.held[name].fileno(), int(first), ctypes.byref(_plan(plan)), ctypes.byref(out))
+    def plain_pingpong(self, send: str, receive: str, first: bool, **plan: Any) -> dict[str, Any]:
+        """Half round trips over the baseline's connection, or over one for each direction."""
+        out, given = Outcome(), _plan(plan)
+        sockets = (self.held[name].fileno() for name in (send, receive))
+        self.lib.plain_pingpong(*sockets, int(first), ctypes.byref(given), ctypes.byref(out))
         return _values(out)
 
     def state(self) -> dict[str, Any]:
