@@ -110,7 +110,7 @@ def latencies(
                 pair.link_plain(address)
                 pair.link_plain(address, "q")
                 for size in sizes:
-                    plan = {"size": size, "count": count, "idle": 0}
+                    plan: dict[str, Any] = {"size": size, "count": count, "idle": 0}
                     for name, (first, _) in (
                         (plugin.name, pair.pingpong(**plan)),
                         (PLAIN, pair.plain_pingpong(**plan)),
