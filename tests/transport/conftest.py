@@ -24,12 +24,13 @@ def built() -> tuple[Path, Path]:
         pytest.skip(str(error))
 
 
-@pytest.fixture
-def start(built: tuple[Path, Path]) -> Iterator[Start]:
-    """Makes pairs of harness processes that end with the test."""
+@pytest.fixture(params=[0, 2], ids=lambda count: f"{count} helpers")
+def start(request: pytest.FixtureRequest, built: tuple[Path, Path]) -> Iterator[Start]:
+    """Makes pairs of harness processes that end with the test; progress is made by the caller, or by helper threads."""
     with ExitStack() as stack:
 
         def make(symbol: str = NEWEST, environment: Mapping[str, str] | None = None) -> Pair:
-            return stack.enter_context(Pair(*built, symbol, environment))
+            variables = {"BAGUA_NET_HELPERS": str(request.param), **(environment or {})}
+            return stack.enter_context(Pair(*built, symbol, variables))
 
         yield make

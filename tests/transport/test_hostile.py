@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bagua_bench.transport.harness import faults, shaped, siege
 from tests.transport.conftest import NEWEST, Start
 
 
-def test_every_fault_ends_in_whole_data_or_an_error_in_time(built: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("helpers", ["0", "1"])
+def test_every_fault_ends_in_whole_data_or_an_error_in_time(built: tuple[Path, Path], helpers: str) -> None:
     links = shaped.unavailable() is None
-    found = list(faults.run(*built, NEWEST, len(faults.KINDS) if links else len(faults.KINDS) - 1, 1, links))
+    count = len(faults.KINDS) if links else len(faults.KINDS) - 1
+    found = list(faults.run(*built, NEWEST, count, 1, links, {"BAGUA_NET_HELPERS": helpers}))
     assert [fault for fault in found if not fault.good] == []
 
 

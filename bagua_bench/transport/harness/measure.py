@@ -19,10 +19,9 @@ _FLOWS = {
     "eight unequal flows": _SPREAD,
     "four equal flows": (1.6e9,) * 4,
     "eight equal flows": (1.2e9,) * 8,
-    "four equal flows, patient caller": (1.6e9,) * 4,
+    "four equal flows, helper thread": (1.6e9,) * 4,
 }
-_IDLE = {"four equal flows, patient caller": 200}
-"""Microseconds that the caller sleeps when nothing moved, if not 20: its polling costs most of slow flows' CPU time."""
+_HELPED = ("four equal flows, helper thread",)  # the caller sleeps a millisecond then, else 20 us
 _SECONDS = 1.0  # that a transfer should take
 _IPERF3 = 128 << 10  # bytes that iperf3 writes at once
 CASES = (*_FLOWS, "unlimited", "latency", "torch flow-limited", "torch unlimited", "torch 1gbit", "torch 4 ranks")
@@ -41,7 +40,7 @@ def run(case: str, rounds: int) -> dict[str, Any]:
         IMPAIRED: lossy.run,
     }
     began = datetime.now(timezone.utc)
-    found = calls[case](rounds) if case in calls else _flows(_FLOWS[case], rounds, _IDLE.get(case, 20))
+    found = calls[case](rounds) if case in calls else _flows(_FLOWS[case], rounds, case in _HELPED)
     machine = provenance.machine()
     return {
         "case": case,
@@ -53,16 +52,18 @@ def run(case: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def _plugin(streams: int) -> Plugin:
-    return Plugin(libraries.plugin(), "ncclNetPlugin_v12", {"BAGUA_NET_STREAMS": str(streams)})
+def _plugin(streams: int, helpers: int = 0) -> Plugin:
+    variables = {"BAGUA_NET_STREAMS": str(streams), "BAGUA_NET_HELPERS": str(helpers)}
+    return Plugin(libraries.plugin(), "ncclNetPlugin_v12", variables)
 
 
-def _flows(rates: tuple[float, ...], rounds: int, idle: int) -> dict[str, Any]:
+def _flows(rates: tuple[float, ...], rounds: int, helped: bool) -> dict[str, Any]:
     ideal = shaped.payload_rate(rates)
+    idle, plugin = (1000, _plugin(len(rates), 1)) if helped else (20, _plugin(len(rates)))
     found: list[Sample] = []
     for size, window in ((MIB, 4), (16 * MIB, 2)):
         messages = [(size, window, max(20, int(ideal * _SECONDS / size)))]
-        found += bench.streams(libraries.harness(), _plugin(len(rates)), messages, rates, rounds, idle)
+        found += bench.streams(libraries.harness(), plugin, messages, rates, rounds, idle)
     rows = bench.summary(found)
     for row in rows:
         row["of_ideal"] = row["rate"] / ideal

@@ -65,14 +65,15 @@ def _run(*command: str) -> str:
 def torture(kind: str, strangers: int, chunks: int) -> None:
     """Transfers in both directions, strangers and malformed chunks under a sanitizer. RuntimeError for any finding."""
     with built(kind) as (library, environment):
-        variables = {**environment, "BAGUA_NET_CRC": "1"}
-        with Pair(libraries.harness(), library, _SYMBOL, variables) as pair:
-            pair.link()
-            pair.connect(pair.b, pair.a, "y")
-            pair.stream(size=500_000, count=60, window=32, check=3)
-            pair.pingpong(size=10_000, count=50, idle=0)
-            for process in (pair.a, pair.b):
-                process.ask("cycle", count=5)
+        for helpers in ("0", "1"):
+            variables = {**environment, "BAGUA_NET_CRC": "1", "BAGUA_NET_HELPERS": helpers}
+            with Pair(libraries.harness(), library, _SYMBOL, variables) as pair:
+                pair.link()
+                pair.connect(pair.b, pair.a, "y")
+                pair.stream(size=500_000, count=60, window=32, check=3)
+                pair.pingpong(size=10_000, count=50, idle=0)
+                for process in (pair.a, pair.b):
+                    process.ask("cycle", count=5)
         where = (libraries.harness(), library, _SYMBOL)
         for found in (
             siege.of_handshake(*where, strangers, 1, environment),

@@ -10,17 +10,13 @@
 
 #include "../core/handshake.h"
 #include "../core/settings.h"
+#include "helper.h"
 
 namespace nccl {
 
 using namespace bagua;
 
 namespace {
-
-struct Comm {
-    std::mutex mutex;
-    std::unique_ptr<Connection> connection;
-};
 
 struct ListenComm {
     std::mutex mutex;
@@ -37,6 +33,8 @@ struct Plugin {
     std::map<uint64_t, std::unique_ptr<Connector>> attempts;  // by the number in the caller's copy of the handle
     uint64_t next_attempt = 1;
     std::set<Comm*> open;
+    std::vector<Helper*> helpers;  // their threads never end
+    size_t helped = 0;  // comms given to them so far
 };
 
 Plugin& plugin() {
@@ -51,15 +49,20 @@ Result report(const Status& status) {
 
 // The caller holds the plugin's lock.
 void* opened(std::unique_ptr<Comm> comm) {
+    Plugin& p = plugin();
     comm->connection->owner = comm.get();
-    plugin().open.insert(comm.get());
+    p.open.insert(comm.get());
+    if (!p.helpers.empty()) {
+        comm->helper = p.helpers[p.helped++ % p.helpers.size()];
+        comm->helper->add(comm.get());
+    }
     return comm.release();
 }
 
 // NCCL sees one of the three states; a finished or failed request is free again.
 Result take_result(Comm& comm, Request& r, int* done, int* sizes) {
     Connection& c = *comm.connection;
-    if (r.state == Request::State::pending) c.progress();
+    if (r.state == Request::State::pending && !comm.helper) c.progress();
     if (r.state == Request::State::pending) return int(c.status().code);
     *done = 1;
     if (sizes) sizes[0] = int(r.size);
@@ -82,6 +85,7 @@ Result start(Logger logger) {
         p.names += (p.names.empty() ? "" : "+") + i.name;
         p.speed += i.speed;
     }
+    for (int k = 0; k < p.settings.helpers; ++k) p.helpers.push_back(new Helper);
     p.started = true;
     return kSuccess;
 }
@@ -162,7 +166,7 @@ Result send(void* comm, void* data, size_t size, void** request) {
     *request = nullptr;
     if (size > kMaxMessage) return kInvalidArgument;
     auto& c = *static_cast<Comm*>(comm);
-    const std::lock_guard<std::mutex> guard(c.mutex);
+    const Helper::Posting posting(c);
     *request = c.connection->send(data, uint32_t(size), 0);
     return *request ? kSuccess : int(c.connection->status().code);
 }
@@ -171,7 +175,7 @@ Result receive(void* comm, int n, void** data, size_t size, void** request) {
     *request = nullptr;  // may come in as 1: "completion optional"
     if (n != 1) return kInvalidArgument;
     auto& c = *static_cast<Comm*>(comm);
-    const std::lock_guard<std::mutex> guard(c.mutex);
+    const Helper::Posting posting(c);
     *request = c.connection->receive(data[0], uint32_t(size < kMaxMessage ? size : kMaxMessage), 0);
     return *request ? kSuccess : int(c.connection->status().code);
 }
@@ -180,7 +184,9 @@ Result test(void* request, int* done, int* sizes) {
     *done = 0;
     auto& r = *static_cast<Request*>(request);
     auto& comm = *static_cast<Comm*>(r.connection->owner);
-    const std::lock_guard<std::mutex> guard(comm.mutex);
+    std::unique_lock<std::mutex> lock(comm.mutex, std::defer_lock);
+    if (comm.helper && !lock.try_lock()) return kSuccess;  // it is at work: ask again
+    if (!comm.helper) lock.lock();
     return take_result(comm, r, done, sizes);
 }
 
@@ -204,6 +210,7 @@ Result close_comm(void* comm) {
         const std::lock_guard<std::mutex> guard(plugin().mutex);
         plugin().open.erase(static_cast<Comm*>(comm));
     }
+    if (Helper* helper = static_cast<Comm*>(comm)->helper) helper->remove(static_cast<Comm*>(comm));
     delete static_cast<Comm*>(comm);
     return kSuccess;
 }

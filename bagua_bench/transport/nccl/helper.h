@@ -1,0 +1,57 @@
+// A thread that moves what is pending on its comms, so that their callers may sleep between two tests. It sleeps itself
+// until there is something to move.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "../core/connection.h"
+
+namespace nccl {
+
+class Helper;
+
+struct Comm {
+    std::mutex mutex;
+    std::unique_ptr<bagua::Connection> connection;
+    Helper* helper = nullptr;  // null: progress is made in the caller's test()
+};
+
+// Lives as long as the process. Locks are taken in the order helper, comm.
+class Helper {
+  public:
+    Helper();
+    Helper(const Helper&) = delete;
+    Helper& operator=(const Helper&) = delete;
+
+    void add(Comm* comm);
+    // The comm is not touched any more on return.
+    void remove(Comm* comm);
+
+    // What a caller holds while it posts to a comm: the thread lets it go first and looks at the comm afterwards.
+    class Posting {
+      public:
+        explicit Posting(Comm& comm);
+        ~Posting();
+
+      private:
+        Helper* helper_;
+        std::unique_lock<std::mutex> lock_;
+    };
+
+  private:
+    [[noreturn]] void run();
+    bool move();
+    void sleep();
+
+    const int event_;
+    std::mutex mutex_;
+    std::vector<Comm*> comms_;
+    std::atomic<int> posting_{0};  // callers that want a comm's lock
+    std::atomic<bool> posted_{false}, asleep_{false};
+};
+
+}  // namespace nccl
