@@ -33,7 +33,7 @@ struct Plugin {
     std::map<uint64_t, std::unique_ptr<Connector>> attempts;  // by the number in the caller's copy of the handle
     uint64_t next_attempt = 1;
     std::set<Comm*> open;
-    std::vector<Helper*> helpers;  // their threads never end
+    std::vector<std::unique_ptr<Helper>> helpers;
     size_t helped = 0;  // comms given to them so far
 };
 
@@ -53,7 +53,7 @@ void* opened(std::unique_ptr<Comm> comm) {
     comm->connection->owner = comm.get();
     p.open.insert(comm.get());
     if (!p.helpers.empty()) {
-        comm->helper = p.helpers[p.helped++ % p.helpers.size()];
+        comm->helper = p.helpers[p.helped++ % p.helpers.size()].get();
         comm->helper->add(comm.get());
     }
     return comm.release();
@@ -85,7 +85,7 @@ Result start(Logger logger) {
         p.names += (p.names.empty() ? "" : "+") + i.name;
         p.speed += i.speed;
     }
-    for (int k = 0; k < p.settings.helpers; ++k) p.helpers.push_back(new Helper);
+    for (int k = 0; k < p.settings.helpers; ++k) p.helpers.push_back(std::make_unique<Helper>());
     p.started = true;
     return kSuccess;
 }

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <thread>
 
 namespace nccl {
 
@@ -17,18 +16,34 @@ constexpr int64_t kNap = 100 * kMillisecond;  // the longest sleep: then the sig
 
 }  // namespace
 
-Helper::Helper() : event_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-    std::thread([this] { run(); }).detach();
-}
+Helper::Helper() : event_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 
 void Helper::add(Comm* comm) {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    comms_.push_back(comm);
+    const std::lock_guard<std::mutex> alive(life_);
+    {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        comms_.push_back(comm);
+    }
+    if (thread_.joinable()) return;
+    over_ = false;
+    thread_ = std::thread([this] { run(); });
 }
 
 void Helper::remove(Comm* comm) {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    comms_.erase(std::find(comms_.begin(), comms_.end(), comm));
+    const std::lock_guard<std::mutex> alive(life_);
+    {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        comms_.erase(std::find(comms_.begin(), comms_.end(), comm));
+        if (!comms_.empty()) return;
+    }
+    over_ = true;
+    wake();
+    thread_.join();
+}
+
+void Helper::wake() {
+    posted_ = true;
+    if (asleep_) eventfd_write(event_, 1);
 }
 
 Helper::Posting::Posting(Comm& comm) : helper_(comm.helper) {
@@ -40,14 +55,13 @@ Helper::Posting::~Posting() {
     lock_.unlock();
     if (!helper_) return;
     --helper_->posting_;
-    helper_->posted_ = true;
-    if (helper_->asleep_) eventfd_write(helper_->event_, 1);
+    helper_->wake();
 }
 
 void Helper::run() {
-    for (;;) {
+    while (!over_) {
         posted_ = false;
-        if (!move()) sleep();
+        if (!over_ && !move()) sleep();
     }
 }
 

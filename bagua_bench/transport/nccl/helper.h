@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "../core/connection.h"
@@ -20,7 +21,8 @@ struct Comm {
     Helper* helper = nullptr;  // null: progress is made in the caller's test()
 };
 
-// Lives as long as the process. Locks are taken in the order helper, comm.
+// Lives as long as the plugin; the thread is there while there are comms. Locks are taken in the order of declaration,
+// a comm's last.
 class Helper {
   public:
     Helper();
@@ -43,13 +45,17 @@ class Helper {
     };
 
   private:
-    [[noreturn]] void run();
+    void wake();
+    void run();
     bool move();
     void sleep();
 
     const int event_;
+    std::mutex life_;  // of the thread
+    std::thread thread_;
     std::mutex mutex_;
     std::vector<Comm*> comms_;
+    std::atomic<bool> over_{false};
     std::atomic<int> posting_{0};  // callers that want a comm's lock
     std::atomic<bool> posted_{false}, asleep_{false};
 };
