@@ -23,7 +23,7 @@ class Physics:
     efficiency_ring: float = 0.95
     """Share of the line rate that payload gets in ring collectives: headers, chunk boundaries."""
     efficiency_direct: float = 0.85
-    """The same in pairwise and all-to-all exchanges, whose flows collide."""
+    """The same in exchanges with several others, whose flows collide."""
     efficiency_fade: float = 0.0
     """Both fall with the servers that wait for each other, over two, to this power: emulated ones share the cores."""
     connection: float = 2.5e9
