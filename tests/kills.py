@@ -88,13 +88,18 @@ def wait_for(find: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
     return find() or wait_for(find)
 
 
+def clear() -> None:
+    """What every start begins with: what killed processes left goes."""
+    namespaces.clear_stale()
+    owner.folder().cleanup()
+
+
 def problems(folder: Path, before: dict[str, list[str]]) -> list[str]:
-    """What is wrong after a kill and the clearing that every start begins with."""
+    """What is wrong after a kill and `clear`."""
     found = []
     if not wait(lambda: traces()["processes"] == before["processes"]):
         found.append(f"processes: {traces()['processes']}")
-    namespaces.clear_stale()
-    owner.folder().cleanup()
+    clear()
     found += [f"{kind}: {now}" for kind, now in traces().items() if now != before[kind]]
     for number, line in enumerate(lines(folder), 1):
         try:
@@ -120,6 +125,7 @@ def main() -> int:
     if reason := why_not("auto"):
         print(f"skipped: {reason}")
         return 0
+    clear()
     rng, seen, wrong = random.Random(seed), Counter[str](), 0
     with tempfile.TemporaryDirectory() as name:
         folder, before = Path(name), traces()

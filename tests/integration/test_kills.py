@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 
 from tests.emulated import needs, traces
-from tests.kills import kill_one, problems, resume
+from tests.kills import clear, kill_one, problems, resume
 
 
 @needs("auto")
 def test_whatever_is_killed_nothing_remains_and_the_campaign_resumes(tmp_path: Path) -> None:
+    clear()  # of what others left before
     before, rng = traces(), random.Random()
     for _ in range(2):
         what = kill_one(tmp_path, rng)
