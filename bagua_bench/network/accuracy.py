@@ -56,7 +56,7 @@ def _record(network: star.Network, bandwidth: float, latency: float) -> dict[str
         "drops": network.backend.drops(),
         "fits": fits,
         "tcp": tcp_of(a),
-        "offload": network.shape.offload,
+        "segments": network.shape.segments,
         "commands": network.commands,
         "code": {"sources": provenance.code_hash()},
         "machine": provenance.machine(),

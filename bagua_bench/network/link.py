@@ -92,16 +92,16 @@ Device = dict[str, str | bool | None]
 def _make_tun(host: Host, number: int, shape: Shape, commands: Commands) -> Device:
     on = f"ip -n {host.namespace}"
     commands.run(f"{on} tuntap add dev {INTERFACE} mode tun vnet_hdr")
-    commands.run(f"{on} link set {INTERFACE} mtu {MTU} txqueuelen 10000")
+    commands.run(f"{on} link set {INTERFACE} mtu {MTU} txqueuelen 10000 gso_max_segs {shape.segments}")
     return {"namespace": host.namespace, "device": INTERFACE, "tun": True}
 
 
 def _make_pair(host: Host, number: int, shape: Shape, commands: Commands) -> Device:
     """All servers have the same hardware address, so that nobody needs to ask for another's."""
     hub, port = namespaces.name("hub"), f"port{number}"
-    segments = "" if shape.offload else "gso_max_segs 1"
     commands.run(f"ip -n {host.namespace} link add {INTERFACE} type veth peer name {port} netns {hub}")
-    commands.run(f"ip -n {host.namespace} link set {INTERFACE} mtu {MTU} address {_ADDRESS} arp off {segments}")
+    settings = f"mtu {MTU} address {_ADDRESS} arp off gso_max_segs {shape.segments}"
+    commands.run(f"ip -n {host.namespace} link set {INTERFACE} {settings}")
     commands.run(f"ip -n {hub} link set {port} up")
     return {"namespace": hub, "device": port, "tun": False}
 
@@ -111,6 +111,4 @@ def _describe(shape: Shape, devices: list[Device]) -> str:
         {**device, "queue": shape.queue(number), "link": asdict(shape.links[number])}
         for number, device in enumerate(devices)
     ]
-    return json.dumps(
-        {"seed": shape.seed, "offload": shape.offload, "flow_rates": shape.flow_rates, "servers": servers}
-    )
+    return json.dumps({"seed": shape.seed, "flow_rates": shape.flow_rates, "servers": servers})

@@ -39,9 +39,7 @@ class Netem:
         sent, received = qdiscs(shape.links[number])
         ends = ((host.namespace, INTERFACE, sent), (self._hub, f"port{number}", received))
         commands = [f"tc -n {ns} qdisc add dev {device} root netem {how} {limit}" for ns, device, how in ends if how]
-        if not shape.offload:
-            commands += [f"ip -n {namespace} link set {device} gso_max_segs 1" for namespace, device, _ in ends]
-        return commands
+        return commands + [f"ip -n {ns} link set {device} gso_max_segs {shape.segments}" for ns, device, _ in ends]
 
     def drops(self) -> int:
         """Packets that qdiscs have dropped or lost so far."""

@@ -119,14 +119,14 @@ class Relay:
 
 
 def main() -> None:
-    """Keys of the argument: `seed`, `offload`, `flow_rates`, `servers` (see `link`)."""
+    """Keys of the argument: `seed`, `flow_rates`, `servers` (see `link`)."""
     shape: dict[str, Any] = json.loads(sys.argv[1])
     devices: list[Device] = []
     ports, flows = [], []
     for number, server in enumerate(shape["servers"]):
         with inside(server["namespace"]):
             name = server["device"]
-            devices.append(Tun(name, shape["offload"]) if server["tun"] else PacketPort(name))
+            devices.append(Tun(name) if server["tun"] else PacketPort(name))
         ports.append(Port(Link(**server["link"]), server["queue"], Random(f"{shape['seed']} {number}")))
         flows.append(Flows(shape["flow_rates"], server["queue"]))
     with suppress(PermissionError):  # root's only: packets should not wait for the computing ranks

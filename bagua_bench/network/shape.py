@@ -8,8 +8,11 @@ from typing import Any
 MTU = 1500
 HEADERS = 52
 """Bytes of IPv4, TCP and its time stamps in every segment; a full one carries MTU - HEADERS of payload."""
+SEGMENTS = 45
+"""Full segments in the largest packet that TCP hands over, 64 KiB."""
 LINK_KEYS = ("bandwidth", "latency", "jitter", "loss")
 _LEAST_QUEUE = 1000  # packets
+_PACKETS = 16  # of a window, at least
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,17 @@ class Shape:
     flow_rates: tuple[float, ...] = ()
 
     @property
-    def offload(self) -> bool:
-        """Whether TCP hands over up to 64 KiB at a time; not where a loss would then take 45 segments at once."""
-        return not any(link.loss for link in self.links)
+    def segments(self) -> int:
+        """Segments that TCP hands over as one packet, at most. With loss, one: each gets lost by itself.
+
+        With latency, so few that a window is many packets, as it is on the networks that a scale model stands for: a
+        connection that sends its window in two or three lumps carries 70 to 100 % of window / round trip, by chance.
+        """
+        if any(link.loss for link in self.links):
+            return 1
+        if any(link.latency or link.jitter for link in self.links):
+            return min(SEGMENTS, max(2, self.tcp_window // (_PACKETS * MTU)))
+        return SEGMENTS
 
     def queue(self, server: int) -> int:
         """Bytes of the queues of a server's link."""

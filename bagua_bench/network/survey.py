@@ -52,7 +52,7 @@ def describe(network: Network) -> dict[str, Any]:
         "backend": network.shape.backend,
         "commands": network.commands,
         "tcp": tcp_of(network.hosts[0]),
-        "offload": network.shape.offload,
+        "segments": network.shape.segments,
         "mtu": MTU,
         "before": None,
         "after": None,

@@ -17,17 +17,17 @@ _LONGEST = 70_000  # bytes to read a packet into
 class Tun:
     """The other side of a TUN interface of the current network namespace.
 
-    With `offload`, the kernel leaves checksums and segmentation to whoever reads.
+    The kernel leaves checksums and segmentation to whoever reads.
     """
 
     header = 10
     """Bytes before the IP packet: virtio's header."""
 
-    def __init__(self, interface: str, offload: bool) -> None:
+    def __init__(self, interface: str) -> None:
         self._descriptor = os.open(_DEVICE, os.O_RDWR | os.O_NONBLOCK)
         flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
         fcntl.ioctl(self._descriptor, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), flags))
-        fcntl.ioctl(self._descriptor, _TUNSETOFFLOAD, _CHECKSUM_TSO4_TSO6 if offload else 0)
+        fcntl.ioctl(self._descriptor, _TUNSETOFFLOAD, _CHECKSUM_TSO4_TSO6)
 
     def fileno(self) -> int:
         """What to wait on for packets."""

@@ -52,6 +52,8 @@ class Physics:
     """Bytes that many senders together have in flight to one interface: beyond what a switch's port queues is lost."""
     packet: float = 0.0
     """Bytes that pass a link as one and arrive with their last: an emulator's, which is handed 64 KiB at a time."""
+    packets: float = 1.0
+    """Packets of a window, at least, where latency was asked for."""
     lanes: float = 1.0
     """Collectives that the transport runs at a time where it is handed several; their bytes share the line."""
     call: float = 0.0
@@ -133,11 +135,18 @@ class Cluster:
     def stall(self, nbytes: float, rate: float, limit: float = math.inf) -> float:
         """Time that a message of nbytes on one connection of `rate` waits for its window, at most `limit`, to open.
 
-        A window beyond the first opens per round trip of its last packet, if sending one takes less than that.
+        Every window beyond the first has a cycle: the round trip of its last packet, or its sending, if that takes
+        longer. Packets also wait for others on the line, s u / (2 (1 - u)) for a service of s at a utilisation of u
+        (Pollaczek and Khinchine, constant service); with u = sending / cycle, the cycle solves a quadratic equation.
+        A window that is a single packet waits for none of its own.
         """
         window = min(self.physics.window * self.network.buffer / BUFFER, limit)
-        trip = 2 * self.latency + min(self.physics.packet, window) / rate
-        return max(0.0, nbytes / window - 1) * max(0.0, trip - window / rate)
+        packets = self.physics.packets if self.network.latency or self.network.jitter else 1.0
+        packet, sending = min(self.physics.packet, window / packets) / rate, window / rate
+        trip = 2 * self.latency + packet
+        wait = 2 * sending * packet * (1 - 1 / packets)
+        cycle = (trip + sending + math.sqrt((trip - sending) ** 2 + wait)) / 2
+        return max(0.0, nbytes / window - 1) * (cycle - sending)
 
     @property
     def lossy(self) -> float:

@@ -81,6 +81,18 @@ def test_independent_tools_see_the_same_network(backend: str) -> None:
         assert seconds is None or 9.9e-3 < seconds < 30e-3, tool
 
 
+@each_backend
+def test_a_connection_carries_its_window_per_round_trip(backend: str) -> None:
+    windows = []
+    for latency in ("2ms", "3ms", "5ms"):
+        asked = shape(backend, "network.bandwidth=160mbit", f"network.latency={latency}", "network.tcp_window=40KiB")
+        with star.up(asked) as network:
+            a, b = network.hosts
+            trip = probe.rtt(a, b)
+            windows.append(max(probe.goodput(a, b, trip) for _ in range(3)) * trip)
+    assert min(windows) > 0.85 * max(windows)
+
+
 @needs("link")
 def test_single_connections_are_limited_in_turns() -> None:
     with star.up(shape("link", "network.bandwidth=100mbit", "network.flow_rates=[20mbit,5mbit]")) as network:

@@ -70,6 +70,21 @@ def test_netem_is_told_what_an_engineer_would_type(link: Link, sent: str, receiv
     assert qdiscs(link) == (sent, received)
 
 
+@pytest.mark.parametrize(
+    ("asked", "segments"),
+    [
+        ([], 45),
+        (["network.tcp_window=40KiB"], 45),
+        (["network.latency=1ms"], 45),
+        (["network.latency=1ms", "network.tcp_window=160KiB"], 6),
+        (["network.jitter=1ms", "network.tcp_window=40KiB"], 2),
+        (["network.loss=1%", "network.latency=1ms"], 1),
+    ],
+)
+def test_packets_are_small_where_one_may_get_lost_or_a_window_is_few(asked: list[str], segments: int) -> None:
+    assert shape_of(resolved("network=1gbit", *asked)).segments == segments
+
+
 @pytest.mark.parametrize("servers", range(2, 10))
 def test_every_server_is_probed_in_both_directions(servers: int) -> None:
     chosen = pairs(servers)
