@@ -10,7 +10,7 @@ using namespace nccl;
 
 constexpr int kTag = 1;
 
-template <typename Table, typename Properties, int kVersion>
+template <typename Table, int kVersion>
 class Adapter : public Net {
   public:
     explicit Adapter(const void* table) : t_(*static_cast<const Table*>(table)) {}
@@ -27,7 +27,7 @@ class Adapter : public Net {
     }
 
     int facts(int dev, Facts* out) override {
-        Properties p;
+        typename Table::Version::Properties p;
         std::memset(&p, 0xff, sizeof p);  // a plugin must write every member
         *out = {};
         if (const int r = t_.devices(&out->devices); r != kSuccess || out->devices == 0) return r;
@@ -121,13 +121,13 @@ class Adapter : public Net {
 
 std::unique_ptr<Net> adapt(const void* table, int version) {
     switch (version) {
-        case 6: return std::make_unique<Adapter<NetV6, PropertiesV6, 6>>(table);
-        case 7: return std::make_unique<Adapter<NetV7<PropertiesV7, int>, PropertiesV7, 7>>(table);
-        case 8: return std::make_unique<Adapter<NetV7<PropertiesV8, size_t>, PropertiesV8, 8>>(table);
-        case 9: return std::make_unique<Adapter<NetV9, PropertiesV9, 9>>(table);
-        case 10: return std::make_unique<Adapter<NetV10, PropertiesV9, 10>>(table);
-        case 11: return std::make_unique<Adapter<NetV11<PropertiesV11, 4>, PropertiesV11, 11>>(table);
-        case 12: return std::make_unique<Adapter<NetV11<PropertiesV12, 8>, PropertiesV12, 12>>(table);
+        case 6: return std::make_unique<Adapter<NetV6, 6>>(table);
+        case 7: return std::make_unique<Adapter<NetV7, 7>>(table);
+        case 8: return std::make_unique<Adapter<NetV8, 8>>(table);
+        case 9: return std::make_unique<Adapter<NetV9, 9>>(table);
+        case 10: return std::make_unique<Adapter<NetV10, 10>>(table);
+        case 11: return std::make_unique<Adapter<NetV11, 11>>(table);
+        case 12: return std::make_unique<Adapter<NetV12, 12>>(table);
         default: return nullptr;
     }
 }

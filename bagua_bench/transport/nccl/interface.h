@@ -79,130 +79,100 @@ struct PropertiesV12 {
 };
 static_assert(sizeof(PropertiesV12) == 128, "ABI");
 
-struct NetV6 {
+// What a version's functions take; every version says only how it differs from the one before it.
+struct V6 {
+    using Properties = PropertiesV6;
+    using Init = Result(Logger);
+    using Listen = Result(int dev, void* handle, void** listenComm);
+    using Connect = Result(int dev, void* handle, void** sendComm);
+    using Accept = Result(void* listenComm, void** recvComm);
+    using RegMr = Result(void* comm, void* data, int size, int type, void** mhandle);
+    using Isend = Result(void* comm, void* data, int size, int tag, void* mhandle, void** request);
+    using Irecv = Result(void* comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request);
+};
+struct V7 : V6 {
+    using Properties = PropertiesV7;
+    using Connect = Result(int dev, void* handle, void** sendComm, void** deviceHandle);
+    using Accept = Result(void* listenComm, void** recvComm, void** deviceHandle);
+};
+struct V8 : V7 {
+    using Properties = PropertiesV8;
+    using RegMr = Result(void* comm, void* data, size_t size, int type, void** mhandle);
+};
+struct V9 : V8 {
+    using Properties = PropertiesV9;
+    using Isend = Result(void* comm, void* data, size_t size, int tag, void* mhandle, void** request);
+    using Irecv = Result(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** request);
+};
+struct V10 : V9 {
+    using Init = Result(Logger, Profiler);
+    using Connect = Result(int dev, void* config, void* handle, void** sendComm, void** deviceHandle);
+    using Isend = Result(void* comm, void* data, size_t size, int tag, void* mhandle, void* phandle, void** request);
+    using Irecv = Result(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** phandles,
+                         void** request);
+};
+struct V11 : V10 {
+    using Properties = PropertiesV11;
+    using Init = Result(void** context, uint64_t commId, void* config, Logger, Profiler);
+    using Listen = Result(void* context, int dev, void* handle, void** listenComm);
+    using Connect = Result(void* context, int dev, void* handle, void** sendComm, void** deviceHandle);
+};
+struct V12 : V11 {
+    using Properties = PropertiesV12;
+};
+
+// The table of functions, in the interface's order: what all versions have ...
+template <typename V>
+struct Functions {
+    using Version = V;
     const char* name;
-    Result (*init)(Logger);
+    typename V::Init* init;
     Result (*devices)(int* n);
-    Result (*getProperties)(int dev, PropertiesV6*);
-    Result (*listen)(int dev, void* handle, void** listenComm);
-    Result (*connect)(int dev, void* handle, void** sendComm);
-    Result (*accept)(void* listenComm, void** recvComm);
-    Result (*regMr)(void* comm, void* data, int size, int type, void** mhandle);
+    Result (*getProperties)(int dev, typename V::Properties*);
+    typename V::Listen* listen;
+    typename V::Connect* connect;
+    typename V::Accept* accept;
+    typename V::RegMr* regMr;
     Result (*regMrDmaBuf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd, void** mhandle);
     Result (*deregMr)(void* comm, void* mhandle);
-    Result (*isend)(void* comm, void* data, int size, int tag, void* mhandle, void** request);
-    Result (*irecv)(void* comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request);
+    typename V::Isend* isend;
+    typename V::Irecv* irecv;
     Result (*iflush)(void* comm, int n, void** data, int* sizes, void** mhandles, void** request);
     Result (*test)(void* request, int* done, int* sizes);
     Result (*closeSend)(void* comm);
     Result (*closeRecv)(void* comm);
     Result (*closeListen)(void* comm);
 };
-static_assert(sizeof(NetV6) == 136, "ABI");
-
-// Versions 7 and 8 differ in their properties and in the type of the size of registered memory.
-template <typename Properties, typename Size>
-struct NetV7 {
-    const char* name;
-    Result (*init)(Logger);
-    Result (*devices)(int* n);
-    Result (*getProperties)(int dev, Properties*);
-    Result (*listen)(int dev, void* handle, void** listenComm);
-    Result (*connect)(int dev, void* handle, void** sendComm, void** deviceHandle);
-    Result (*accept)(void* listenComm, void** recvComm, void** deviceHandle);
-    Result (*regMr)(void* comm, void* data, Size size, int type, void** mhandle);
-    Result (*regMrDmaBuf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd, void** mhandle);
-    Result (*deregMr)(void* comm, void* mhandle);
-    Result (*isend)(void* comm, void* data, int size, int tag, void* mhandle, void** request);
-    Result (*irecv)(void* comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request);
-    Result (*iflush)(void* comm, int n, void** data, int* sizes, void** mhandles, void** request);
-    Result (*test)(void* request, int* done, int* sizes);
-    Result (*closeSend)(void* comm);
-    Result (*closeRecv)(void* comm);
-    Result (*closeListen)(void* comm);
+// ... and what later ones added at its end. All are pointers, so that bases lie one after the other.
+struct DeviceOffload {
     Result (*getDeviceMr)(void* comm, void* mhandle, void** out);
     Result (*irecvConsumed)(void* comm, int n, void* request);
 };
-static_assert(sizeof(NetV7<PropertiesV7, int>) == 152, "ABI");
-static_assert(sizeof(NetV7<PropertiesV8, size_t>) == 152, "ABI");
-
-struct NetV9 {
-    const char* name;
-    Result (*init)(Logger);
-    Result (*devices)(int* n);
-    Result (*getProperties)(int dev, PropertiesV9*);
-    Result (*listen)(int dev, void* handle, void** listenComm);
-    Result (*connect)(int dev, void* handle, void** sendComm, void** deviceHandle);
-    Result (*accept)(void* listenComm, void** recvComm, void** deviceHandle);
-    Result (*regMr)(void* comm, void* data, size_t size, int type, void** mhandle);
-    Result (*regMrDmaBuf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd, void** mhandle);
-    Result (*deregMr)(void* comm, void* mhandle);
-    Result (*isend)(void* comm, void* data, size_t size, int tag, void* mhandle, void** request);
-    Result (*irecv)(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** request);
-    Result (*iflush)(void* comm, int n, void** data, int* sizes, void** mhandles, void** request);
-    Result (*test)(void* request, int* done, int* sizes);
-    Result (*closeSend)(void* comm);
-    Result (*closeRecv)(void* comm);
-    Result (*closeListen)(void* comm);
-    Result (*getDeviceMr)(void* comm, void* mhandle, void** out);
-    Result (*irecvConsumed)(void* comm, int n, void* request);
-    Result (*makeVDevice)(int* dev, VirtualProperties<4>*);
-};
-static_assert(sizeof(NetV9) == 160, "ABI");
-
-struct NetV10 {
-    const char* name;
-    Result (*init)(Logger, Profiler);
-    Result (*devices)(int* n);
-    Result (*getProperties)(int dev, PropertiesV9*);
-    Result (*listen)(int dev, void* handle, void** listenComm);
-    Result (*connect)(int dev, void* config, void* handle, void** sendComm, void** deviceHandle);
-    Result (*accept)(void* listenComm, void** recvComm, void** deviceHandle);
-    Result (*regMr)(void* comm, void* data, size_t size, int type, void** mhandle);
-    Result (*regMrDmaBuf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd, void** mhandle);
-    Result (*deregMr)(void* comm, void* mhandle);
-    Result (*isend)(void* comm, void* data, size_t size, int tag, void* mhandle, void* phandle, void** request);
-    Result (*irecv)(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** phandles,
-                    void** request);
-    Result (*iflush)(void* comm, int n, void** data, int* sizes, void** mhandles, void** request);
-    Result (*test)(void* request, int* done, int* sizes);
-    Result (*closeSend)(void* comm);
-    Result (*closeRecv)(void* comm);
-    Result (*closeListen)(void* comm);
-    Result (*getDeviceMr)(void* comm, void* mhandle, void** out);
-    Result (*irecvConsumed)(void* comm, int n, void* request);
-    Result (*makeVDevice)(int* dev, VirtualProperties<4>*);
-};
-static_assert(sizeof(NetV10) == 160, "ABI");
-
-// Versions 11 and 12 differ in their properties only.
-template <typename Properties, int kDevices>
-struct NetV11 {
-    const char* name;
-    Result (*init)(void** context, uint64_t commId, void* config, Logger, Profiler);
-    Result (*devices)(int* n);
-    Result (*getProperties)(int dev, Properties*);
-    Result (*listen)(void* context, int dev, void* handle, void** listenComm);
-    Result (*connect)(void* context, int dev, void* handle, void** sendComm, void** deviceHandle);
-    Result (*accept)(void* listenComm, void** recvComm, void** deviceHandle);
-    Result (*regMr)(void* comm, void* data, size_t size, int type, void** mhandle);
-    Result (*regMrDmaBuf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd, void** mhandle);
-    Result (*deregMr)(void* comm, void* mhandle);
-    Result (*isend)(void* comm, void* data, size_t size, int tag, void* mhandle, void* phandle, void** request);
-    Result (*irecv)(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** phandles,
-                    void** request);
-    Result (*iflush)(void* comm, int n, void** data, int* sizes, void** mhandles, void** request);
-    Result (*test)(void* request, int* done, int* sizes);
-    Result (*closeSend)(void* comm);
-    Result (*closeRecv)(void* comm);
-    Result (*closeListen)(void* comm);
-    Result (*getDeviceMr)(void* comm, void* mhandle, void** out);
-    Result (*irecvConsumed)(void* comm, int n, void* request);
+template <int kDevices>
+struct VirtualDevices {
     Result (*makeVDevice)(int* dev, VirtualProperties<kDevices>*);
+};
+struct Context {
     Result (*finalize)(void* context);
     Result (*setNetAttr)(void* context, void* attributes);
 };
-static_assert(sizeof(NetV11<PropertiesV11, 4>) == 176, "ABI");
-static_assert(sizeof(NetV11<PropertiesV12, 8>) == 176, "ABI");
+
+template <typename V, typename... Added>
+struct Net : Functions<V>, Added... {};
+
+using NetV6 = Net<V6>;
+using NetV7 = Net<V7, DeviceOffload>;
+using NetV8 = Net<V8, DeviceOffload>;
+using NetV9 = Net<V9, DeviceOffload, VirtualDevices<4>>;
+using NetV10 = Net<V10, DeviceOffload, VirtualDevices<4>>;
+using NetV11 = Net<V11, DeviceOffload, VirtualDevices<4>, Context>;
+using NetV12 = Net<V12, DeviceOffload, VirtualDevices<8>, Context>;
+static_assert(sizeof(NetV6) == 136, "ABI");
+static_assert(sizeof(NetV7) == 152, "ABI");
+static_assert(sizeof(NetV8) == 152, "ABI");
+static_assert(sizeof(NetV9) == 160, "ABI");
+static_assert(sizeof(NetV10) == 160, "ABI");
+static_assert(sizeof(NetV11) == 176, "ABI");
+static_assert(sizeof(NetV12) == 176, "ABI");
 
 }  // namespace nccl
