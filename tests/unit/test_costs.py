@@ -163,6 +163,22 @@ def test_a_window_that_passes_as_one_packet_is_stop_and_wait() -> None:
     assert cost("exchange", 10**7, ideal(2, **few)) == pytest.approx(1e-4 + 10e-3 + 9 * 0.2e-3)
 
 
+@pytest.mark.parametrize("one_way", [1e-4, 4e-4, 4.5e-4, 5e-4, 1e-3, 1e-2])
+def test_packets_wait_in_a_queue_where_sending_takes_a_round_trip(one_way: float) -> None:
+    """Windows of 1 MB (1 ms), ten packets: each waits s u / (2 (1 - u)), where u = 1 ms / cycle; found by bisection."""
+    sending, packet = 1e-3, 1e-4
+    low, high = sending * (1 + 1e-12), 1.0
+    for _ in range(100):
+        cycle = (low + high) / 2
+        u = sending / cycle
+        # Nine tenths of them, as a packet does not wait for itself.
+        behind = cycle < 2 * one_way + packet + 0.9 * packet * u / (2 * (1 - u))
+        low, high = (cycle, high) if behind else (low, cycle)
+    network = Network(latency=one_way)
+    found = cost("exchange", 10**9, ideal(4, network=network, window=1e6, packet=1e9, packets=10))
+    assert found == pytest.approx(one_way + 1.0 + 999 * (cycle - sending))
+
+
 def test_many_senders_share_the_queue_of_a_switch_s_port() -> None:
     """15 flows into one interface have 3 MB in flight together, per round trip of 10 ms; two slow ones never queue."""
     far, limits = Network(latency=5e-3), {"incast": 3e6, "process": 0.4e9}
