@@ -64,22 +64,24 @@ def streams(
     idle: int = 20,
     veth: bool = True,
     plain: bool = True,
+    link: float | None = None,
 ) -> Iterator[Sample]:
     """One-way transfers of (size, window, count), the plugin and a plain connection in turn, flows limited to `rates`.
 
-    The plain connection has the first of the rates. Every round makes new connections.
+    The plain connection has the first of the rates. Or all flows together are limited to `link`. Bits/s. Every round
+    makes new connections.
     """
-    with site(veth or bool(rates)) as (prefixes, interface, address, sender):
+    with site(veth or bool(rates or link)) as (prefixes, interface, address, sender):
         variables = {"NCCL_SOCKET_IFNAME": interface, **plugin.environment}
         for number in range(rounds):
             with Pair(harness, plugin.library, plugin.symbol, variables, prefixes) as pair:
                 pair.link()
                 ports = pair.a.ask("state")["ports"][plugin.first_port :]
                 own = pair.link_plain(address) if plain else None
-                if rates:
+                if rates or link:
                     assert sender is not None
                     limits = dict(zip(ports, rates, strict=False))
-                    shaped.limit_flows(sender, limits | ({own: rates[0]} if own else {}))
+                    shaped.limit_flows(sender, limits | ({own: rates[0]} if own and rates else {}), link)
                 for size, window, count in messages:
                     plan: dict[str, Any] = {"size": size, "window": window, "idle": idle}
                     yield sample(plugin.name, size, window, number, pair.stream(count=count, **plan))

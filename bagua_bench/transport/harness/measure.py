@@ -21,10 +21,12 @@ _FLOWS = {
     "eight equal flows": (1.2e9,) * 8,
     "four equal flows, helper thread": (1.6e9,) * 4,
 }
-_HELPED = ("four equal flows, helper thread",)  # the caller sleeps a millisecond then, else 20 us
+_LINKS = {"one link": 6.4e9, "one link, helper thread": 6.4e9}
+_HELPED = ", helper thread"  # the caller sleeps a millisecond then, else 20 us
 _SECONDS = 1.0  # that a transfer should take
 _IPERF3 = 128 << 10  # bytes that iperf3 writes at once
-CASES = (*_FLOWS, "unlimited", "latency", "torch flow-limited", "torch unlimited", "torch 1gbit", "torch 4 ranks")
+_TORCH = ("torch flow-limited", "torch unlimited", "torch 1gbit", "torch 4 ranks")
+CASES = (*_FLOWS, *_LINKS, "unlimited", "latency", *_TORCH)
 IMPAIRED = "delay and loss"  # needs netem, which not every kernel has
 
 
@@ -40,7 +42,7 @@ def run(case: str, rounds: int) -> dict[str, Any]:
         IMPAIRED: lossy.run,
     }
     began = datetime.now(timezone.utc)
-    found = calls[case](rounds) if case in calls else _flows(_FLOWS[case], rounds, case in _HELPED)
+    found = calls[case](rounds) if case in calls else _limited(case, rounds)
     machine = provenance.machine()
     return {
         "case": case,
@@ -57,20 +59,23 @@ def _plugin(streams: int, helpers: int = 0) -> Plugin:
     return Plugin(libraries.plugin(), "ncclNetPlugin_v12", variables)
 
 
-def _flows(rates: tuple[float, ...], rounds: int, helped: bool) -> dict[str, Any]:
-    ideal = shaped.payload_rate(rates)
-    idle, plugin = (1000, _plugin(len(rates), 1)) if helped else (20, _plugin(len(rates)))
+def _limited(case: str, rounds: int) -> dict[str, Any]:
+    rates, link = _FLOWS.get(case, ()), _LINKS.get(case)
+    ideal = shaped.payload_rate(rates or (link or 0.0,))
+    helped = case.endswith(_HELPED)
+    idle, plugin = 1000 if helped else 20, _plugin(len(rates) or 4, int(helped))
     found: list[Sample] = []
     for size, window in ((MIB, 4), (16 * MIB, 2)):
         messages = [(size, window, max(20, int(ideal * _SECONDS / size)))]
-        found += bench.streams(libraries.harness(), plugin, messages, rates, rounds, idle)
+        found += bench.streams(libraries.harness(), plugin, messages, rates, rounds, idle, link=link)
     rows = bench.summary(found)
     for row in rows:
         row["of_ideal"] = row["rate"] / ideal
     plain = {(row["size"], row["window"]): row for row in rows if row["transport"] == PLAIN}
     for row in rows:
         row["cpu_times_plain"] = row["cpu_per_gb"] / plain[row["size"], row["window"]]["cpu_per_gb"]
-    return {"rates": rates, "idle": idle, "ideal": ideal, "summary": rows, "samples": [asdict(s) for s in found]}
+    limits = {"rates": rates, "link": link, "ideal": ideal}
+    return {**limits, "idle": idle, "summary": rows, "samples": [asdict(s) for s in found]}
 
 
 def _unlimited(rounds: int) -> dict[str, Any]:
