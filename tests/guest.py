@@ -71,7 +71,7 @@ def accuracy(folder: Path) -> int:
 
 
 def lossy(folder: Path) -> int:
-    """Bagua-Net and a plain connection over a path with delay and loss; FOLDER receives the records."""
+    """Bagua-Net and a plain connection over delay and loss by netem; FOLDER receives the records."""
     machine.enter()
     rest = ["--case=delay and loss", "--rounds=5", f"--json={folder / 'records.jsonl'}"]
     return subprocess.run([sys.executable, "-m", "bagua_bench.transport", "measure", *rest], cwd=HOME).returncode

@@ -1,4 +1,4 @@
-"""A path with delay and loss: several streams against one plain connection. Needs the kernel's netem."""
+"""A path with delay and loss: several streams against one plain connection, over the backend that this machine has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from statistics import median
 from typing import Any
 
 from bagua_bench import libraries
-from bagua_bench.transport.harness import bench, shaped
+from bagua_bench.network import machine, star
+from bagua_bench.network.shape import Link, Shape
+from bagua_bench.transport.harness import bench
 from bagua_bench.transport.harness.bench import PLAIN, Sample
 from bagua_bench.transport.harness.pair import Pair
 
@@ -18,34 +20,38 @@ CONTROLS = ("reno", "cubic")
 _SIZE, _WINDOW = 2**20, 4
 _COUNTS = (150, 40, 20)  # messages; a lost packet makes a connection slow
 _STREAMS = "4"
+_TCP_WINDOW = 4 * 2**20  # bytes, what Linux allows by itself
+_CONNECTIONS = 8  # that may have so much under way
 
 
 def run(rounds: int) -> dict[str, Any]:
     """Medians of the rates in bytes/s over `rounds` pairs of transfers, for each control and share of lost packets."""
     rows, samples = [], []
+    backend = machine.choose("auto", CONTROLS[0])
     for control in CONTROLS:
         for loss, count in zip(LOSSES, _COUNTS, strict=True):
-            found = list(_transfers(control, loss, count, rounds))
+            found = list(_transfers(backend, control, loss, count, rounds))
             rates = {plain: [s.rate for s in found if (s.transport == PLAIN) is plain] for plain in (False, True)}
             ours, plain = median(rates[False]), median(rates[True])
             row = {"congestion": control, "loss": loss, "rate": ours, "plain": plain, "times_plain": ours / plain}
             rows.append(row)
             samples += [{**row, **asdict(s)} for s in found]
-    return {"congestion": CONTROLS, "rate": RATE, "delay": DELAY, "summary": rows, "samples": samples}
+    asked = {"backend": backend, "congestion": CONTROLS, "rate": RATE, "delay": DELAY}
+    return {**asked, "summary": rows, "samples": samples}
 
 
-def _transfers(control: str, loss: float, count: int, rounds: int) -> Iterator[Sample]:
+def _transfers(backend: str, control: str, loss: float, count: int, rounds: int) -> Iterator[Sample]:
     """New connections for every pair; each of the two goes first in turn."""
     plan: dict[str, Any] = {"size": _SIZE, "window": _WINDOW, "count": count, "patience": 120.0}
-    with shaped.pair(congestion=control) as sites:
-        for site in sites:
-            shaped.impair(site, RATE, DELAY, loss)
-        variables = {"NCCL_SOCKET_IFNAME": sites[0].interface, "BAGUA_NET_STREAMS": _STREAMS}
-        prefixes = (sites[0].prefix, sites[1].prefix)
+    link = Link(RATE, DELAY, 0.0, loss)
+    with star.up(Shape((link, link), backend, control, _TCP_WINDOW, _CONNECTIONS, 0)) as network:
+        a, b = network.hosts
+        plugin = (libraries.harness(), libraries.plugin(), "ncclNetPlugin_v12")
+        variables = {"NCCL_SOCKET_IFNAME": a.interface, "BAGUA_NET_STREAMS": _STREAMS}
         for number in range(rounds):
-            with Pair(libraries.harness(), libraries.plugin(), "ncclNetPlugin_v12", variables, prefixes) as pair:
+            with Pair(*plugin, variables, (a.prefix, b.prefix)) as pair:
                 pair.link()
-                pair.link_plain(sites[1].address)
+                pair.link_plain(b.address)
                 transfers = [("bagua-net", pair.stream), (PLAIN, pair.plain_stream)]
                 for name, transfer in transfers[:: 1 if number % 2 == 0 else -1]:
                     yield bench.sample(name, _SIZE, _WINDOW, number, transfer(**plan))

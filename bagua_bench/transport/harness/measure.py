@@ -27,7 +27,7 @@ _SECONDS = 1.0  # that a transfer should take
 _IPERF3 = 128 << 10  # bytes that iperf3 writes at once
 _TORCH = ("torch flow-limited", "torch unlimited", "torch 1gbit", "torch 4 ranks")
 CASES = (*_FLOWS, *_LINKS, "unlimited", "latency", *_TORCH)
-IMPAIRED = "delay and loss"  # needs netem, which not every kernel has
+IMPAIRED = "delay and loss"  # takes longer than all others: only by name
 
 
 def run(case: str, rounds: int) -> dict[str, Any]:

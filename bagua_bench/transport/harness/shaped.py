@@ -55,14 +55,14 @@ def unavailable() -> str | None:
 
 
 @contextmanager
-def pair(links: int = 1, probe: bool = False, congestion: str = CONGESTION) -> Iterator[tuple[Site, Site]]:
+def pair(links: int = 1, probe: bool = False) -> Iterator[tuple[Site, Site]]:
     """Make both sites, joined by `links` veth pairs (bb0, bb1, ...); gone on leaving."""
     tag = f"bb{os.getpid()}{'p' if probe else ''}"
     sites = (Site(f"{tag}a", "bb0", "10.97.0.1"), Site(f"{tag}b", "bb0", "10.97.0.2"))
     try:
         for site in sites:
             _run("ip", "netns", "add", site.namespace)
-            site.run("sysctl", "-qw", f"net.ipv4.tcp_congestion_control={congestion}")
+            site.run("sysctl", "-qw", f"net.ipv4.tcp_congestion_control={CONGESTION}")
             site.run("ip", "link", "set", "lo", "up")
         for k in range(links):
             a, b = (site.namespace for site in sites)
@@ -122,14 +122,6 @@ def limit_connections(site: Site, rate: float) -> None:
         ]
     command = [*site.prefix, "tc", "-batch", "-"]
     subprocess.run(command, check=True, input="\n".join(lines), text=True, capture_output=True)
-
-
-def impair(site: Site, rate: float, delay: float, loss: float) -> None:
-    """What leaves the site passes netem: `rate` bit/s, `delay` seconds, a share `loss` of the packets lost."""
-    bad = ["loss", f"{loss * 100:g}%"] if loss else []
-    how = ["rate", f"{rate:.0f}bit", "delay", f"{delay * 1e6:.0f}us", *bad, "limit", "20000"]
-    site.run("tc", "qdisc", "add", "dev", site.interface, "root", "netem", *how)
-    site.run("ip", "link", "set", site.interface, "gso_max_segs", "1")  # else up to 64 KB are lost at once
 
 
 def payload_rate(rates: Sequence[float]) -> float:
