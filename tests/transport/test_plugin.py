@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_bench.transport.harness import shaped
+from bagua_bench.transport.harness import lossy, measure, shaped
 from bagua_bench.transport.harness.pair import HarnessError, Pair, Process
+from tests.emulated import needs
 from tests.transport.conftest import Start
 
 VERSIONS = (6, 7, 8, 9, 10, 11, 12)
@@ -212,3 +213,16 @@ def test_the_counters_of_every_open_comm_can_be_read(start: Start) -> None:
     assert sorted(sum(stream["bytes_sent"] for stream in comm) for comm in comms) == [0, 2_000_000]
     pair.a.ask("drop", name="z.s", kind="send")
     assert len(pair.a.ask("report_all")["comms"]) == 1
+
+
+@needs("link")
+@pytest.mark.usefixtures("built")
+def test_where_packets_are_lost_several_streams_carry_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CONTROLS": ("reno",), "LOSSES": (0.01,), "_COUNTS": (5,)}.items():
+        monkeypatch.setattr(lossy, name, value)
+    record = measure.run(measure.IMPAIRED, 1)
+    [row] = record["summary"]
+    assert row["rate"] > row["plain"], "four congestion windows against one"
+    assert row["plain"] < 10e6, "1.8 MB/s by the square root law of TCP, more at the start"
+    [line] = measure.lines(record)
+    assert f"{row['times_plain']:.2f} x" in line
