@@ -73,7 +73,7 @@ def accuracy(folder: Path) -> int:
 def lossy(folder: Path) -> int:
     """Bagua-Net and a plain connection over delay and loss by netem; FOLDER receives the records."""
     machine.enter()
-    rest = ["--case=delay and loss", "--rounds=5", f"--json={folder / 'records.jsonl'}"]
+    rest = ["--case=delay and loss", "--rounds=5", f"--json={folder / 'lossy.jsonl'}"]
     return subprocess.run([sys.executable, "-m", "bagua_bench.transport", "measure", *rest], cwd=HOME).returncode
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from bagua_bench import provenance
 from bagua_bench.network import probe, star
 from bagua_bench.network.commands import NetworkError, run
-from bagua_bench.network.shape import Link, Shape
+from bagua_bench.network.shape import LINUX_WINDOW, Link, Shape
 from bagua_bench.network.survey import wire_rate
 from bagua_bench.network.topology import Host, tcp_of
 
@@ -25,7 +25,6 @@ RATE_TOLERANCE = 0.05
 _SECONDS = 3  # of iperf3, after one that is left out
 _PINGS = 40
 _PROBES = 5
-_TCP_WINDOW = 4 * 2**20
 
 
 def measure(backend: str) -> Iterator[dict[str, Any]]:
@@ -33,7 +32,7 @@ def measure(backend: str) -> Iterator[dict[str, Any]]:
     for bandwidth in BANDWIDTHS:
         for latency in LATENCIES:
             link = Link(bandwidth, latency, 0.0, 0.0)
-            with star.up(Shape((link, link), backend, "cubic", _TCP_WINDOW, 1, 0)) as network:
+            with star.up(Shape((link, link), backend, "cubic", LINUX_WINDOW, 1, 0)) as network:
                 yield _record(network, bandwidth, latency)
 
 

@@ -10,6 +10,8 @@ HEADERS = 52
 """Bytes of IPv4, TCP and its time stamps in every segment; a full one carries MTU - HEADERS of payload."""
 SEGMENTS = 45
 """Full segments in the largest packet that TCP hands over, 64 KiB."""
+LINUX_WINDOW = 4 * 2**20
+"""Bytes that one TCP connection may have under way where nobody changed Linux's buffers."""
 LINK_KEYS = ("bandwidth", "latency", "jitter", "loss")
 _LEAST_QUEUE = 1000  # packets
 _PACKETS = 16  # of a window, at least

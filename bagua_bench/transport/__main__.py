@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bagua_bench import libraries, units
+from bagua_bench.network.commands import NetworkError
 from bagua_bench.transport import environment
 from bagua_bench.transport.harness import bench, check_gpu, faults, measure, sanitize, shaped, siege
 from bagua_bench.transport.harness.bench import Plugin
@@ -25,7 +26,7 @@ def main() -> int:
     options = _parser().parse_args()
     try:
         code: int = options.run(options)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, NetworkError) as error:
         print(f"bagua_bench.transport: {error}", file=sys.stderr)
         return 1
     return code

@@ -218,8 +218,8 @@ def test_the_counters_of_every_open_comm_can_be_read(start: Start) -> None:
 @needs("link")
 @pytest.mark.usefixtures("built")
 def test_where_packets_are_lost_several_streams_carry_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"CONTROLS": ("reno",), "LOSSES": (0.01,), "_COUNTS": (5,)}.items():
-        monkeypatch.setattr(lossy, name, value)
+    monkeypatch.setattr(lossy, "CONTROLS", ("reno",))
+    monkeypatch.setattr(lossy, "LOSSES", {0.01: 5})
     record = measure.run(measure.IMPAIRED, 1)
     [row] = record["summary"]
     assert row["rate"] > row["plain"], "four congestion windows against one"

@@ -9,19 +9,17 @@ from typing import Any
 
 from bagua_bench import libraries
 from bagua_bench.network import machine, star
-from bagua_bench.network.shape import Link, Shape
+from bagua_bench.network.shape import LINUX_WINDOW, Link, Shape
 from bagua_bench.transport.harness import bench
 from bagua_bench.transport.harness.bench import PLAIN, Sample
 from bagua_bench.transport.harness.pair import Pair
 
 RATE, DELAY = 1e9, 5e-3  # bit/s; seconds each way
-LOSSES = (0.0, 0.001, 0.01)
+LOSSES = {0.0: 150, 0.001: 40, 0.01: 20}  # share of packets: messages; a lost packet makes a connection slow
 CONTROLS = ("reno", "cubic")
 _SIZE, _WINDOW = 2**20, 4
-_COUNTS = (150, 40, 20)  # messages; a lost packet makes a connection slow
 _STREAMS = "4"
-_TCP_WINDOW = 4 * 2**20  # bytes, what Linux allows by itself
-_CONNECTIONS = 8  # that may have so much under way
+_CONNECTIONS = 8  # more than there are, so that no queue overflows
 
 
 def run(rounds: int) -> dict[str, Any]:
@@ -29,7 +27,7 @@ def run(rounds: int) -> dict[str, Any]:
     rows, samples = [], []
     backend = machine.choose("auto", CONTROLS[0])
     for control in CONTROLS:
-        for loss, count in zip(LOSSES, _COUNTS, strict=True):
+        for loss, count in LOSSES.items():
             found = list(_transfers(backend, control, loss, count, rounds))
             rates = {plain: [s.rate for s in found if (s.transport == PLAIN) is plain] for plain in (False, True)}
             ours, plain = median(rates[False]), median(rates[True])
@@ -44,7 +42,7 @@ def _transfers(backend: str, control: str, loss: float, count: int, rounds: int)
     """New connections for every pair; each of the two goes first in turn."""
     plan: dict[str, Any] = {"size": _SIZE, "window": _WINDOW, "count": count, "patience": 120.0}
     link = Link(RATE, DELAY, 0.0, loss)
-    with star.up(Shape((link, link), backend, control, _TCP_WINDOW, _CONNECTIONS, 0)) as network:
+    with star.up(Shape((link, link), backend, control, LINUX_WINDOW, _CONNECTIONS, 0)) as network:
         a, b = network.hosts
         plugin = (libraries.harness(), libraries.plugin(), "ncclNetPlugin_v12")
         variables = {"NCCL_SOCKET_IFNAME": a.interface, "BAGUA_NET_STREAMS": _STREAMS}
