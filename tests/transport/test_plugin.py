@@ -137,7 +137,7 @@ def test_loaded_unloaded_and_loaded_again(start: Start, built: tuple[object, obj
         for side in (pair.a, pair.b):
             assert side.ask("close")["result"] == 0
             assert side.ask("state")["threads"] == 1
-            assert side.ask("open", path=str(built[1]), symbol="ncclNetPlugin_v11")["net"]
+            assert side.ask("open", path=str(built[1]), symbol="ncclNetPlugin_v11")["opened"]
 
 
 def test_a_thousand_connections_leave_nothing_behind(start: Start) -> None:

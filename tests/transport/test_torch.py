@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.transport.harness.pair import GROUP, Pair
 from tests.ranks import outcomes, run
 
 HOME = Path(__file__).resolve().parents[2]
@@ -164,6 +166,46 @@ def _messages(comm: TorchComm) -> None:
         for k in range(100):
             dist.recv(x, group=comm.group, group_src=0)
             assert int(x) == k
+
+
+@pytest.mark.parametrize("idle", [0, 1], ids=["polls", "waits"])
+@pytest.mark.parametrize("window", [1, 32])
+def test_messages_of_random_sizes_and_contents(built: tuple[Path, Path], idle: int, window: int) -> None:
+    with Pair(*built, GROUP) as pair:
+        pair.link()
+        pair.stream(size=2**20, count=150, window=window, idle=idle, check=7)
+        pair.pingpong(size=30_000, count=300, idle=idle)
+
+
+def _unattended(comm: TorchComm) -> None:
+    group = dist.new_group(backend="bagua_net")
+    x = torch.full((8_000_000,), 1.0 + comm.rank)
+    work = dist.isend(x, group=group, group_dst=1) if comm.rank == 0 else dist.irecv(x, group=group, group_src=0)
+    arrived, until = 0.0, time.monotonic() + 20
+    while comm.rank == 1 and arrived < x.nbytes and time.monotonic() < until:
+        time.sleep(0.05)  # neither waits nor asks
+        arrived = sum(stream["bytes_received"] for stream in group._native.report(0, lane=1))
+    dist.barrier(group=comm.group)
+    work.wait()
+    assert (x == 1).all()
+    assert comm.rank == 0 or arrived == x.nbytes
+
+
+def test_messages_that_nobody_waits_for_move_on() -> None:
+    run("bagua_net", 2, _unattended)
+
+
+def _two_waiters(comm: TorchComm) -> None:
+    here, there = torch.full((2_000_000,), float(comm.rank)), torch.zeros(2_000_000)
+    works = [dist.irecv(there, group=comm.group, group_src=1 - comm.rank)]
+    works += [dist.isend(here, group=comm.group, group_dst=1 - comm.rank)]
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(lambda work: work.wait(), works))
+    assert (there == 1 - comm.rank).all()
+
+
+def test_two_threads_wait_for_messages_at_once() -> None:
+    run("bagua_net", 2, _two_waiters)
 
 
 def _asynchronous(comm: TorchComm) -> None:

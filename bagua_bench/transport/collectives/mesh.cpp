@@ -24,7 +24,7 @@ bool Mesh::progress() {
     return moved;
 }
 
-void Mesh::wait(int64_t nanoseconds, int extra_fd) {
+bool Mesh::wait(int64_t nanoseconds, int extra_fd) {
     std::vector<pollfd> fds;
     std::vector<Connection*> waiting;
     nanoseconds = std::min(nanoseconds, kNap);
@@ -39,13 +39,14 @@ void Mesh::wait(int64_t nanoseconds, int extra_fd) {
     nanoseconds = std::max<int64_t>(nanoseconds, 0);
     if (extra_fd < 0 && waiting.size() == 1) {
         waiting[0]->collect_events(nanoseconds);
-        return;
+        return false;
     }
     if (extra_fd >= 0) fds.push_back({extra_fd, POLLIN, 0});
     const timespec limit{nanoseconds / kSecond, nanoseconds % kSecond};
-    if (ppoll(fds.data(), fds.size(), &limit, nullptr) <= 0) return;
+    if (ppoll(fds.data(), fds.size(), &limit, nullptr) <= 0) return false;
     for (size_t i = 0; i < waiting.size(); ++i)
         if (fds[i].revents) waiting[i]->collect_events(0);
+    return extra_fd >= 0 && fds.back().revents;
 }
 
 unsigned char* Mesh::scratch(size_t bytes) {

@@ -33,8 +33,8 @@ class Mesh {
     Request* post(int peer, bool sending, void* data, size_t size, uint32_t tag = 0);
     // Move what can be moved on all connections; false if nothing could.
     bool progress();
-    // Wait until something may have become possible or `extra_fd` is readable.
-    void wait(int64_t nanoseconds, int extra_fd = -1);
+    // Wait until something may have become possible or `extra_fd` is readable; true if that is.
+    bool wait(int64_t nanoseconds, int extra_fd = -1);
     // The first failure of a connection.
     Status status() const;
     void fail(const std::string& text);

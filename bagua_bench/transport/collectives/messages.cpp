@@ -11,6 +11,7 @@ namespace bagua {
 namespace {
 
 constexpr int64_t kNap = 100 * kMillisecond;
+constexpr int64_t kAway = 5 * kMillisecond;  // a caller that has not come back since then does something else
 
 }  // namespace
 
@@ -21,6 +22,7 @@ Messages::~Messages() {
         const std::lock_guard<std::mutex> guard(mutex_);
         closing_ = true;
     }
+    idle_.notify_all();
     eventfd_write(wake_, 1);
     if (thread_.joinable()) thread_.join();
     close(wake_);
@@ -35,8 +37,14 @@ uint64_t Messages::start(int peer, bool sending, void* data, size_t size, uint32
     o.size = size;
     o.tag = tag;
     operations_.emplace(next_, std::move(o));
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-    eventfd_write(wake_, 1);
+    ++open_;
+    if (driven_)
+        eventfd_write(wake_, 1);
+    else
+        settle();  // a small message is under way on return
+    touched_ = now_ns();
+    if (open_ > 0 && !thread_.joinable()) thread_ = std::thread([this] { run(); });
+    if (open_ > 0 && dozing_) idle_.notify_one();
     return next_++;
 }
 
@@ -46,7 +54,20 @@ bool Messages::wait(uint64_t operation, int64_t nanoseconds) {
         const auto found = operations_.find(operation);
         return found == operations_.end() || found->second.ended;
     };
-    return ended_.wait_for(guard, std::chrono::nanoseconds(nanoseconds), over);
+    int64_t left = nanoseconds, deadline = 0;
+    while (!over()) {
+        const bool moved = !driven_ && advance();
+        if (left <= 0 || over()) break;
+        if (deadline == 0) deadline = now_ns() + nanoseconds;
+        if (driven_)
+            ended_.wait_for(guard, std::chrono::nanoseconds(left), [&] { return over() || !driven_; });
+        else if (!moved)
+            sleep(guard, left);
+        left = deadline - now_ns();
+    }
+    touched_ = now_ns();
+    if (open_ > 0 && !driven_) ended_.notify_all();  // it is somebody else's turn to drive
+    return over();
 }
 
 Status Messages::result(uint64_t operation) {
@@ -85,32 +106,53 @@ bool Messages::reap(Operation& o) {
     if (whole)
         for (Request* r : o.open) mesh_.to(o.peer).release(r);
     o.status = whole ? Status() : status;
+    --open_;
     return o.ended = true;
+}
+
+// Move what can be moved without waiting; false if nothing could.
+bool Messages::advance() {
+    const bool moved = mesh_.progress();
+    return settle() || moved;
+}
+
+// Post what can be posted and see what has ended; true if something has.
+bool Messages::settle() {
+    std::set<std::pair<int, bool>> full;  // peers and directions whose turn is not over
+    bool news = false;
+    for (auto& [number, o] : operations_) {
+        if (o.ended) continue;
+        const auto lane = std::make_pair(o.peer, o.sending);
+        const bool unposted = o.open.empty() || o.posted < o.size;
+        if (unposted && (full.count(lane) || !post(o))) full.insert(lane);
+        news |= reap(o);
+    }
+    if (news) ended_.notify_all();
+    return news;
+}
+
+// Until the mesh can move on; abort() is the only other one to touch it meanwhile.
+void Messages::sleep(std::unique_lock<std::mutex>& guard, int64_t nanoseconds) {
+    driven_ = true;
+    guard.unlock();
+    const bool woken = mesh_.wait(std::min(nanoseconds, kNap), wake_);
+    guard.lock();
+    driven_ = false;
+    eventfd_t count;
+    if (woken) eventfd_read(wake_, &count);
 }
 
 void Messages::run() {
     std::unique_lock<std::mutex> guard(mutex_);
     while (!closing_) {
-        std::set<std::pair<int, bool>> full;  // peers and directions whose turn is not over
-        bool moved = mesh_.progress(), news = false, busy = false;
-        for (auto& [number, o] : operations_) {
-            if (o.ended) continue;
-            const auto lane = std::make_pair(o.peer, o.sending);
-            const bool unposted = o.open.empty() || o.posted < o.size;
-            if (unposted && (full.count(lane) || !post(o))) full.insert(lane);
-            if (reap(o))
-                news = true;
-            else
-                busy = true;
-        }
-        if (news) ended_.notify_all();
-        if (moved || news) continue;
-        guard.unlock();
-        // Only this thread touches the mesh, except abort(), which wakes it.
-        mesh_.wait(busy ? kNap : 10 * kSecond, wake_);
-        guard.lock();
-        eventfd_t count;
-        eventfd_read(wake_, &count);
+        dozing_ = true;
+        idle_.wait(guard, [&] { return closing_ || open_ > 0; });
+        dozing_ = false;
+        const int64_t rest = touched_ + kAway - now_ns();
+        if (driven_ || rest > 0)
+            idle_.wait_for(guard, std::chrono::nanoseconds(driven_ ? kAway : rest), [&] { return closing_; });
+        else if (!advance())
+            sleep(guard, kNap);
     }
 }
 

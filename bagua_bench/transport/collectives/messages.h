@@ -1,5 +1,5 @@
-// Point-to-point messages: a thread keeps them moving while their owner does something else. It starts with the first
-// message and ends with the object.
+// Point-to-point messages. Whoever waits for one drives them all, one thread at a time; while nobody waits, a thread
+// keeps them moving. It starts with the first message that is not over at once and ends with the object.
 
 #pragma once
 
@@ -38,17 +38,25 @@ class Messages {
     };
 
     void run();
+    bool advance();
+    bool settle();
+    void sleep(std::unique_lock<std::mutex>& guard, int64_t nanoseconds);
     bool post(Operation& o);
     bool reap(Operation& o);
 
     Mesh& mesh_;
     std::mutex mutex_;
-    std::condition_variable ended_;
+    std::condition_variable ended_;  // an operation, or a driver's turn
+    std::condition_variable idle_;  // for the thread
     std::thread thread_;
     std::map<uint64_t, Operation> operations_;  // in order of start
     uint64_t next_ = 1;
-    int wake_ = -1;  // eventfd
+    size_t open_ = 0;  // operations that have not ended
+    int64_t touched_ = 0;  // when a caller was here last
+    bool driven_ = false;  // somebody sleeps until the mesh can move on: nobody else may touch it
+    bool dozing_ = false;  // the thread sleeps until it is called
     bool closing_ = false;
+    int wake_ = -1;  // eventfd that ends the driver's sleep
 };
 
 }  // namespace bagua

@@ -12,8 +12,8 @@ namespace bagua {
 
 namespace {
 
-constexpr unsigned kEventsEvery = 8;  // calls of progress()
-constexpr int64_t kDense = 5 * kMicrosecond;  // a caller that spins asks for events only so often
+constexpr unsigned kEventsEvery = 8;  // calls of progress() that moved something
+constexpr int64_t kDense = 10 * kMicrosecond;  // a caller that spins asks for events only so often
 constexpr int64_t kCheck = 250 * kMillisecond;  // between two looks for streams whose path is dead
 
 }  // namespace
@@ -94,7 +94,7 @@ bool Connection::progress() {
     if (now >= read_at_) read_at_ = 0;
     bool moved = pump_sends();
     moved |= pump_receives();
-    const bool due = ++calls_ % kEventsEvery == 0;  // a busy stream must not hide the others
+    const bool due = moved && ++calls_ % kEventsEvery == 0;  // a busy stream must not hide the others
     const bool ask = due || (!moved && now - asked_ >= kDense);
     if (ask && status_ && collect_events(0) && !moved) {
         moved = pump_sends();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -10,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from bagua_bench.transport.harness import shaped
-from bagua_bench.transport.harness.pair import HarnessError, Pair
+from bagua_bench.transport.harness.pair import GROUP, HarnessError, Pair
 
 PLAIN = "plain connection"
 PLAIN_TWO = "plain connection each way"
@@ -18,7 +19,7 @@ PLAIN_TWO = "plain connection each way"
 
 @dataclass
 class Plugin:
-    """A library to drive and what it finds in its environment."""
+    """A library to drive, through a table of NCCL's or as the torch backend's group, and its environment."""
 
     library: Path
     symbol: str
@@ -28,7 +29,7 @@ class Plugin:
     @property
     def name(self) -> str:
         """For the tables."""
-        return f"{self.library.name} {self.symbol.rpartition('_')[2]}"
+        return f"{self.library.name} {self.symbol.rpartition('_')[2] if self.symbol != GROUP else 'group'}"
 
 
 @dataclass
@@ -47,12 +48,18 @@ class Sample:
 
 @contextmanager
 def site(veth: bool) -> Iterator[tuple[tuple[Sequence[str], Sequence[str]], str, str, shaped.Site | None]]:
-    """Prefixes of both processes, interface, the receiver's address, and the sending side if there are namespaces."""
+    """Prefixes of both processes, interface, the receiver's address, and the sending side if there are namespaces.
+
+    There each process has a core of its own, as on two machines: on one and the same core the receiver finds in the
+    cache what the sender has just written, and the scheduler would decide whose copies are that cheap.
+    """
     if not veth:
         yield ((), ()), "lo", "127.0.0.1", None
         return
     with shaped.pair() as (a, b):
-        yield (a.prefix, b.prefix), a.interface, b.address, a
+        cores = sorted(os.sched_getaffinity(0))
+        pins = [["taskset", "--cpu-list", str(core)] for core in (cores[0], cores[len(cores) // 2])]
+        yield ([*a.prefix, *pins[0]], [*b.prefix, *pins[1]]), a.interface, b.address, a
 
 
 def streams(
@@ -108,7 +115,7 @@ def latencies(
         for number in range(rounds):
             with Pair(harness, plugin.library, plugin.symbol, variables, prefixes) as pair:
                 pair.link()
-                pair.connect(pair.b, pair.a, "y")
+                pair.link_back()
                 pair.link_plain(address)
                 pair.link_plain(address, "q")
                 for size in sizes:

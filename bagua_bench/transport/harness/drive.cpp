@@ -17,7 +17,9 @@ using namespace harness;
 
 struct Session {
     void* library = nullptr;
-    std::unique_ptr<Net> net;
+    std::unique_ptr<Net> net;  // of a plugin ...
+    std::unique_ptr<Group> group;  // ... or the other one
+    Mover& mover() { return net ? static_cast<Mover&>(*net) : *group; }
 };
 
 bool verbose = false;
@@ -32,6 +34,7 @@ void log_line(int level, unsigned long, const char*, int, const char* format, ..
 }
 
 Net& net_of(void* h) { return *static_cast<Session*>(h)->net; }
+Mover& mover_of(void* h) { return static_cast<Session*>(h)->mover(); }
 
 struct Slot {
     std::vector<unsigned char> buffer;
@@ -55,12 +58,13 @@ bool agrees(const Plan& plan, uint64_t message, const Slot& slot) {
 }
 
 // Post message number `message`; false if the plugin says "later".
-bool post(Net& net, void* comm, bool sending, const Plan& plan, uint64_t message, Slot& slot, int* result) {
+bool post(Mover& net, void* comm, bool sending, const Plan& plan, uint64_t message, Slot& slot, int* result) {
     slot.size = size_of(plan, message);
     if (plan.check && sending) fill(plan, message, slot);
     slot.since = seconds_now();
+    const size_t room = net.exact() ? slot.size : plan.size;
     *result = sending ? net.send(comm, slot.buffer.data(), slot.size, slot.mhandle, &slot.request)
-                      : net.receive(comm, slot.buffer.data(), plan.size, slot.mhandle, &slot.request);
+                      : net.receive(comm, slot.buffer.data(), room, slot.mhandle, &slot.request);
     return *result == 0 && slot.request;
 }
 
@@ -83,9 +87,20 @@ EXPORT void* harness_open(const char* path, const char* symbol, int version, int
     return session.release();
 }
 
+EXPORT void* harness_open_group(const char* path, int rank, void* handle) {
+    auto session = std::make_unique<Session>();
+    session->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (session->library) session->group = adapt_group(session->library);
+    return session->group && session->group->open(rank, handle) ? session.release() : nullptr;
+}
+
+EXPORT void* harness_join(void* h, const void* handles) { return static_cast<Session*>(h)->group->join(handles); }
+
 EXPORT int harness_close(void* h) {
     auto* session = static_cast<Session*>(h);
-    const int result = session->net->finish();
+    int result = 0;
+    if (session->group) session->group->close();
+    if (session->net) result = session->net->finish();
     dlclose(session->library);
     delete session;
     return result;
@@ -101,7 +116,7 @@ EXPORT int harness_close_listener(void* h, void* comm) { return net_of(h).close_
 
 // A window of messages; the oldest is tested first, as NCCL does, or with `check` all in turn.
 EXPORT void harness_stream(void* h, void* comm, int sending, const Plan* plan, Outcome* out) {
-    Net& net = net_of(h);
+    Mover& net = mover_of(h);
     *out = {};
     std::vector<Slot> slots(size_t(plan->window));
     for (auto& s : slots) {
@@ -131,7 +146,7 @@ EXPORT void harness_stream(void* h, void* comm, int sending, const Plan* plan, O
         while (finished < posted && !slots[finished % slots.size()].request) ++finished;
         if (!moved) {
             if (meter.quiet() > plan->patience) out->result = -1;
-            rest(plan->idle);
+            net.rest(posted > finished ? slots[finished % slots.size()].request : nullptr, plan->idle);
         }
     }
     meter.report(out);
@@ -139,7 +154,7 @@ EXPORT void harness_stream(void* h, void* comm, int sending, const Plan* plan, O
 
 namespace {
 
-int complete(Net& net, void* comm, bool sending, const Plan& plan, Slot& slot, bool wait) {
+int complete(Mover& net, void* comm, bool sending, const Plan& plan, Slot& slot, bool wait) {
     int result = 0, done = 0;
     if (!slot.request)
         while (!post(net, comm, sending, plan, 0, slot, &result))
@@ -147,7 +162,7 @@ int complete(Net& net, void* comm, bool sending, const Plan& plan, Slot& slot, b
     if (!wait) return 0;
     for (unsigned polls = 1; !done; ++polls) {
         if ((result = net.test(slot.request, &done, nullptr)) != 0) return result;
-        if (!done) rest(plan.idle);
+        if (!done) net.rest(slot.request, plan.idle);
         if (polls % 4096 == 0 && seconds_now() - slot.since > plan.patience) return -1;
     }
     slot.request = nullptr;
@@ -157,7 +172,7 @@ int complete(Net& net, void* comm, bool sending, const Plan& plan, Slot& slot, b
 }  // namespace
 
 EXPORT void harness_pingpong(void* h, void* send, void* receive, int first, const Plan* plan, Outcome* out) {
-    Net& net = net_of(h);
+    Mover& net = mover_of(h);
     *out = {};
     Slot ping, pong;
     ping.buffer.assign(plan->size + 8, 1);

@@ -11,7 +11,7 @@ struct Plan {
     uint64_t size;  // bytes of a message; with `check`: the most
     uint64_t count;  // messages
     int32_t window;  // messages in flight
-    int32_t idle;  // when nothing is done: 0 spin, -1 sched_yield, n sleep n microseconds
+    int32_t idle;  // when nothing is done: 0 spin, -1 sched_yield, n sleep n microseconds; a group waits unless 0
     int32_t check;  // 0, or the seed of sizes and contents
     double patience;  // seconds without anything done that end the run
 };
@@ -24,6 +24,10 @@ struct Outcome {
 };
 
 void* harness_open(const char* path, const char* symbol, int version, int verbose);
+// Rank 0 or 1 of a group of bagua_net, the torch backend's, in place of a plugin; its handle has 128 bytes.
+void* harness_open_group(const char* path, int rank, void* handle);
+// Blocks until the other one is there; `handles`: both. The comm of both directions, or null.
+void* harness_join(void* h, const void* handles);
 int harness_close(void* h);
 int harness_facts(void* h, void* facts);
 int harness_listen(void* h, void* handle, void** comm);

@@ -11,6 +11,7 @@ from bagua_bench import libraries, provenance
 from bagua_bench.network.accuracy import iperf3
 from bagua_bench.transport.harness import bench, lossy, shaped, torch_bench
 from bagua_bench.transport.harness.bench import PLAIN, Plugin, Sample
+from bagua_bench.transport.harness.pair import GROUP
 
 MIB = 2**20
 _SPREAD = tuple(0.4e9 + k * 1.2e9 / 7 for k in range(8))
@@ -21,12 +22,13 @@ _FLOWS = {
     "eight equal flows": (1.2e9,) * 8,
     "four equal flows, helper thread": (1.6e9,) * 4,
 }
-_LINKS = {"one link": 6.4e9, "one link, helper thread": 6.4e9}
+_LINKS = {"one link": 6.4e9, "one link, helper thread": 6.4e9, "one link, torch face": 6.4e9}
 _HELPED = ", helper thread"  # the caller sleeps a millisecond then, else 20 us
+_FACE = ", torch face"  # the group behind the torch backend, not NCCL's plugin; the caller waits in it
 _SECONDS = 1.0  # that a transfer should take
 _IPERF3 = 128 << 10  # bytes that iperf3 writes at once
 _TORCH = ("torch flow-limited", "torch unlimited", "torch 1gbit", "torch 4 ranks")
-CASES = (*_FLOWS, *_LINKS, "unlimited", "latency", *_TORCH)
+CASES = (*_FLOWS, *_LINKS, "unlimited", "latency", "latency, torch face", *_TORCH)
 IMPAIRED = "delay and loss"  # takes longer than all others: only by name
 
 
@@ -34,7 +36,8 @@ def run(case: str, rounds: int) -> dict[str, Any]:
     """Measure one case; the record says what was measured, with what, and how it compares."""
     calls: dict[str, Callable[[int], dict[str, Any]]] = {
         "unlimited": _unlimited,
-        "latency": _latency,
+        "latency": lambda r: _latency(r, _plugin(4)),
+        "latency, torch face": lambda r: _latency(r, _group(4)),
         "torch flow-limited": lambda r: _torch(r, flow=1.6e9),
         "torch unlimited": lambda r: _torch(r),
         "torch 1gbit": lambda r: _torch(r, link=1e9),
@@ -59,11 +62,17 @@ def _plugin(streams: int, helpers: int = 0) -> Plugin:
     return Plugin(libraries.plugin(), "ncclNetPlugin_v12", variables)
 
 
+def _group(streams: int) -> Plugin:
+    return Plugin(libraries.plugin(), GROUP, {"BAGUA_NET_STREAMS": str(streams)})
+
+
 def _limited(case: str, rounds: int) -> dict[str, Any]:
     rates, link = _FLOWS.get(case, ()), _LINKS.get(case)
     ideal = shaped.payload_rate(rates or (link or 0.0,))
     helped = case.endswith(_HELPED)
     idle, plugin = 1000 if helped else 20, _plugin(len(rates) or 4, int(helped))
+    if case.endswith(_FACE):
+        plugin = _group(4)
     found: list[Sample] = []
     for size, window in ((MIB, 4), (16 * MIB, 2)):
         messages = [(size, window, max(20, int(ideal * _SECONDS / size)))]
@@ -91,8 +100,8 @@ def _unlimited(rounds: int) -> dict[str, Any]:
     return {"summary": _beside_plain(found, "rate"), "samples": [asdict(s) for s in found]}
 
 
-def _latency(rounds: int) -> dict[str, Any]:
-    found = list(bench.latencies(libraries.harness(), _plugin(4), (8, 8192), rounds, count=3000))
+def _latency(rounds: int, plugin: Plugin) -> dict[str, Any]:
+    found = list(bench.latencies(libraries.harness(), plugin, (8, 8192), rounds, count=3000))
     return {"summary": _beside_plain(found, "half_round_trip"), "samples": [asdict(s) for s in found]}
 
 

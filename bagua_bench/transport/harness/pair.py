@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+GROUP = "bagua_net"
 _WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -63,7 +64,8 @@ class Process:
 
 
 class Pair:
-    """Two workers `a` and `b` with one plugin loaded in both."""
+    """Two workers `a` and `b` with one plugin loaded in both; or, with GROUP for its symbol, with the torch backend's
+    group of ranks, connected."""
 
     def __init__(
         self,
@@ -76,10 +78,16 @@ class Pair:
     ) -> None:
         variables = {"NCCL_SOCKET_IFNAME": "lo", **(environment or {})}
         self.a, self.b = (Process(library, variables, prefix) for prefix in prefixes)
-        for process in (self.a, self.b):
-            process.tell("open", path=str(plugin), symbol=symbol, verbose=verbose)
-        loaded = [process.hear()["net"] for process in (self.a, self.b)]
-        if not all(loaded):
+        self.handles: list[str] = []  # of a group's ranks
+        for rank, process in enumerate((self.a, self.b)):
+            if symbol == GROUP:
+                process.tell("open_group", path=str(plugin), rank=rank)
+            else:
+                process.tell("open", path=str(plugin), symbol=symbol, verbose=verbose)
+        opened = [process.hear()["opened"] for process in (self.a, self.b)]
+        if symbol == GROUP:
+            self.handles = opened
+        if not all(opened):
             self.end()
             raise HarnessError(f"{plugin} cannot be used through {symbol}")
 
@@ -95,8 +103,22 @@ class Pair:
         self.b.end()
 
     def link(self, name: str = "x") -> None:
-        """A comm from a (`NAME.s`) to b (`NAME.r`)."""
-        self.connect(self.a, self.b, name)
+        """A comm from a (`NAME.s`) to b (`NAME.r`); a group connects both ways."""
+        if self.handles:
+            self._join()
+        else:
+            self.connect(self.a, self.b, name)
+
+    def link_back(self) -> None:
+        """A comm from b to a for `pingpong`."""
+        if not self.handles:
+            self.connect(self.b, self.a, "y")
+
+    def _join(self) -> None:
+        for process in (self.a, self.b):
+            process.tell("join", handles=self.handles, names=["x.s", "x.r", "y.s", "y.r"])
+        for process in (self.a, self.b):
+            _check("join", process.hear())
 
     def connect(self, sender: Process, receiver: Process, name: str) -> None:
         """A comm from one process (`NAME.s`) to another (`NAME.r`)."""

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from bagua_bench import libraries
 from bagua_bench.transport.harness import faults, siege
-from bagua_bench.transport.harness.pair import Pair
+from bagua_bench.transport.harness.pair import GROUP, Pair
 
 _SOURCES = Path(__file__).resolve().parents[1]
-_FOLDERS = ("core", "nccl")
+_FOLDERS = ("core", "nccl", "collectives")
 SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     "thread": ("-fsanitize=thread",),
@@ -74,6 +74,11 @@ def torture(kind: str, strangers: int, chunks: int) -> None:
                 pair.pingpong(size=10_000, count=50, idle=0)
                 for process in (pair.a, pair.b):
                     process.ask("cycle", count=5)
+        with Pair(libraries.harness(), library, GROUP, environment) as pair:
+            pair.link()
+            for idle in (0, 20):  # callers that poll, callers that wait
+                pair.stream(size=500_000, count=60, window=32, check=4, idle=idle)
+                pair.pingpong(size=10_000, count=50, idle=idle)
         where = (libraries.harness(), library, _SYMBOL)
         for found in (
             siege.of_handshake(*where, strangers, 1, environment),

@@ -82,17 +82,30 @@ class Worker:
 
     def __init__(self, library: str) -> None:
         self.lib = ctypes.CDLL(library)
-        self.lib.harness_open.restype = _P
+        for function in (self.lib.harness_open, self.lib.harness_open_group, self.lib.harness_join):
+            function.restype = _P
         self.net: int | None = None
         self.path = ""
         self.held: dict[str, Any] = {}
 
     def open(self, path: str, symbol: str, verbose: bool = False) -> dict[str, Any]:
-        """Load a plugin; `net` is False if it cannot be used."""
+        """Load a plugin; `opened` is False if it cannot be used."""
         self.path = path
         version = int(symbol.rpartition("_v")[2])
         self.net = self.lib.harness_open(path.encode(), symbol.encode(), version, int(verbose))
-        return {"net": self.net is not None}
+        return {"opened": self.net is not None}
+
+    def open_group(self, path: str, rank: int) -> dict[str, Any]:
+        """Be one of two ranks of the torch backend's group; `opened` is the handle in hex, or None."""
+        handle = ctypes.create_string_buffer(128)
+        self.net = self.lib.harness_open_group(path.encode(), rank, handle)
+        return {"opened": handle.raw.hex() if self.net else None}
+
+    def join(self, handles: list[str], names: list[str]) -> dict[str, Any]:
+        """Connect to the other rank; one comm for all names."""
+        comm = self.lib.harness_join(_P(self.net), bytes.fromhex("".join(handles)))
+        self.held |= dict.fromkeys(names, comm)
+        return {"result": 0 if comm else -1}
 
     def close(self) -> dict[str, Any]:
         """Finish and unload the plugin."""
