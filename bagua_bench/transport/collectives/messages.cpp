@@ -11,7 +11,7 @@ namespace bagua {
 namespace {
 
 constexpr int64_t kNap = 100 * kMillisecond;
-constexpr int64_t kAway = 5 * kMillisecond;  // a caller that has not come back since then does something else
+constexpr int64_t kAway = 5 * kMillisecond;  // a caller that stays away for so long does something else
 
 }  // namespace
 
@@ -42,7 +42,7 @@ uint64_t Messages::start(int peer, bool sending, void* data, size_t size, uint32
         eventfd_write(wake_, 1);
     else
         settle();  // a small message is under way on return
-    touched_ = now_ns();
+    touched_ = true;
     if (open_ > 0 && !thread_.joinable()) thread_ = std::thread([this] { run(); });
     if (open_ > 0 && dozing_) idle_.notify_one();
     return next_++;
@@ -65,7 +65,7 @@ bool Messages::wait(uint64_t operation, int64_t nanoseconds) {
             sleep(guard, left);
         left = deadline - now_ns();
     }
-    touched_ = now_ns();
+    touched_ = true;
     if (open_ > 0 && !driven_) ended_.notify_all();  // it is somebody else's turn to drive
     return over();
 }
@@ -148,11 +148,12 @@ void Messages::run() {
         dozing_ = true;
         idle_.wait(guard, [&] { return closing_ || open_ > 0; });
         dozing_ = false;
-        const int64_t rest = touched_ + kAway - now_ns();
-        if (driven_ || rest > 0)
-            idle_.wait_for(guard, std::chrono::nanoseconds(driven_ ? kAway : rest), [&] { return closing_; });
-        else if (!advance())
+        if (driven_ || touched_) {
+            touched_ = false;
+            idle_.wait_for(guard, std::chrono::nanoseconds(kAway), [&] { return closing_; });
+        } else if (!advance()) {
             sleep(guard, kNap);
+        }
     }
 }
 

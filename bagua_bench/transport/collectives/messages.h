@@ -52,7 +52,7 @@ class Messages {
     std::map<uint64_t, Operation> operations_;  // in order of start
     uint64_t next_ = 1;
     size_t open_ = 0;  // operations that have not ended
-    int64_t touched_ = 0;  // when a caller was here last
+    bool touched_ = false;  // a caller was here since the thread looked
     bool driven_ = false;  // somebody sleeps until the mesh can move on: nobody else may touch it
     bool dozing_ = false;  // the thread sleeps until it is called
     bool closing_ = false;

@@ -101,7 +101,6 @@ class Connection {
     Schedule schedule_;
     std::vector<Request> sends_, receives_;  // slot = sequence mod window
     uint32_t next_send_ = 0, next_receive_ = 0;  // sequence of the next post
-    uint32_t oldest_ = 0;  // sequence of the first receive that may be pending
     uint32_t cursor_ = 0;  // sequence that the next chunk is cut from
     uint64_t unwritten_ = 0;  // bytes posted and not yet promised to a stream
     int pending_sends_ = 0, pending_receives_ = 0;

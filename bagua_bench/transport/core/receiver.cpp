@@ -16,9 +16,9 @@ namespace {
 
 constexpr int kCallsPerStream = 16;  // bounded work
 constexpr uint32_t kBulk = 16 << 10;  // a longer rest is read straight into place, with the next header behind it
-constexpr uint64_t kTail = 16 << 10;  // bytes that are missing, read as soon as they come
+constexpr uint64_t kTail = 64 << 10;  // bytes that are missing, read as soon as they come
 constexpr double kGather = 256 << 10;  // bytes worth a system call per stream when they come slowly
-constexpr double kMinRest = 40e-6, kMaxRest = 250e-6;  // seconds
+constexpr double kMinRest = 100e-6, kMaxRest = 250e-6;  // seconds
 constexpr double kRecent = 0.25;  // weight of one reading in the rate of arrival
 
 }  // namespace
@@ -54,12 +54,13 @@ void Connection::rest(uint64_t got) {
     const double since = double(now - read_then_) * 1e-9;
     read_then_ = now;
     if (since > 1e-6 && since < 0.1) arrival_ += kRecent * (double(got) / since - arrival_);
-    while (oldest_ != next_receive_ && receives_[oldest_ % kWindow].state != Request::State::pending) ++oldest_;
-    if (oldest_ == next_receive_) return;
-    const Request& oldest = receives_[oldest_ % kWindow];
-    const uint64_t missing = oldest.opened ? oldest.size - oldest.moved : 0;
-    const auto unread = [](const auto& s) { return !s->parked && (s->readable || s->staged() > 0); };
-    if (missing < kTail || arrival_ <= 0 || std::any_of(streams_.begin(), streams_.end(), unread)) return;
+    uint64_t missing = 0;
+    bool more = false;
+    for (const auto& s : streams_) {
+        if (s->in.request) missing += s->in.left;
+        more |= s->readable || s->staged() > 0;
+    }
+    if (more || missing < kTail || arrival_ <= 0) return;
     const double seconds = std::min(double(missing), kGather) / arrival_;
     if (seconds >= kMinRest) read_at_ = now + int64_t(std::min(seconds, kMaxRest) * 1e9);
 }

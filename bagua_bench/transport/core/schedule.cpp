@@ -29,7 +29,7 @@ constexpr int64_t kStale = kSecond;
 constexpr double kTrial = 0.125;  // of the mean rate: what a stream is given that was slow and not used for long
 constexpr double kFaster = 0.5, kSlower = 0.25;  // how much one sample moves the estimate
 constexpr double kDefaultRate = 1e9;
-constexpr int64_t kMinStall = 20 * kMicrosecond, kMaxStall = 2 * kMillisecond;
+constexpr int64_t kMinStall = 20 * kMicrosecond, kMaxStall = 250 * kMicrosecond;
 
 // Known rate, or what the known ones are on average. Who was slow gets a chance from time to time.
 double rate_of(const Stream& stream, double mean, int64_t now) {
@@ -72,11 +72,10 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
         uint32_t length = 0;
     };
     Offer first, best;
-    double soon = double(kMaxStall), late = 0, dry = double(kMaxStall);  // ns: room somewhere, everywhere; one is empty
+    room_at_ = now + kMaxStall;
     for (auto& s : streams) {
         const double rate = rate_of(*s, mean, now), waiting = double(s->pace.most_queued());
-        const double share = std::min(rate * kShare * ideal, double(kCeiling));
-        double length = std::max(share / 2, rate * kChunkTime);
+        double length = std::max(rate * kShare * ideal / 2, rate * kChunkTime);
         length = std::clamp(length, double(kMinChunk), double(kMaxChunk));
         length = double(uint32_t(length) / kPage * kPage);  // so that every chunk begins aligned
         if (length * 1.5 >= double(message)) length = double(message);
@@ -84,15 +83,14 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
         const Offer offer{s.get(), finish, uint32_t(length)};
         if (!first.stream || finish < first.finish) first = offer;
         if (!free_to_write(*s)) continue;
-        const double limit = share + rate * s->pace.rtt;
+        const double limit = std::min(rate * kShare * ideal, double(kCeiling)) + rate * s->pace.rtt;
         if (waiting + length <= limit) {
             if (!best.stream || finish < best.finish) best = offer;
         } else {
             const double excess = (waiting + length - limit) / draining(*s, rate) * 1e9;
-            soon = std::min(soon, excess);
-            late = std::max(late, excess);
+            const auto stall = std::clamp(int64_t(excess), kMinStall, kMaxStall);
+            room_at_ = std::min(room_at_, now + stall);
         }
-        dry = std::min(dry, waiting / draining(*s, rate) * 1e9);
     }
     if (!best.stream && free_to_write(*first.stream)) {
         const Pace& p = first.stream->pace;
@@ -100,12 +98,10 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
         if (excess <= 0) {
             best = first;
         } else {
-            soon = std::min(soon, excess / draining(*first.stream, p.rate) * 1e9);
+            const int64_t until_room = int64_t(excess / draining(*first.stream, p.rate) * 1e9);
+            room_at_ = std::min(room_at_, now + std::max(until_room, kMinStall));
         }
     }
-    // Waking up costs more than writing: one look for several streams, while there is half of what waits now in each.
-    const double stall = std::max(soon, std::min(late, dry / 2));
-    room_at_ = now + std::clamp(int64_t(stall), kMinStall, kMaxStall);
     if (!best.stream)
         for (auto& s : streams) s->counters.stalls += free_to_write(*s);
     return {best.stream, best.length};

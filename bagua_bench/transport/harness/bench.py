@@ -47,18 +47,20 @@ class Sample:
 
 
 @contextmanager
-def site(veth: bool) -> Iterator[tuple[tuple[Sequence[str], Sequence[str]], str, str, shaped.Site | None]]:
+def site(
+    veth: bool, own_cores: bool = False
+) -> Iterator[tuple[tuple[Sequence[str], Sequence[str]], str, str, shaped.Site | None]]:
     """Prefixes of both processes, interface, the receiver's address, and the sending side if there are namespaces.
 
-    There each process has a core of its own, as on two machines: on one and the same core the receiver finds in the
-    cache what the sender has just written, and the scheduler would decide whose copies are that cheap.
+    `own_cores`: each process stays on a core of its own, as on two machines. Else the scheduler may put both on one,
+    where the receiver finds in the cache what the sender has just written, and decides whose copies are that cheap.
     """
     if not veth:
         yield ((), ()), "lo", "127.0.0.1", None
         return
+    cores = sorted(os.sched_getaffinity(0))
+    pins = [["taskset", "--cpu-list", str(core)] if own_cores else [] for core in (cores[0], cores[len(cores) // 2])]
     with shaped.pair() as (a, b):
-        cores = sorted(os.sched_getaffinity(0))
-        pins = [["taskset", "--cpu-list", str(core)] for core in (cores[0], cores[len(cores) // 2])]
         yield ([*a.prefix, *pins[0]], [*b.prefix, *pins[1]]), a.interface, b.address, a
 
 
@@ -75,10 +77,10 @@ def streams(
 ) -> Iterator[Sample]:
     """One-way transfers of (size, window, count), the plugin and a plain connection in turn, flows limited to `rates`.
 
-    The plain connection has the first of the rates. Or all flows together are limited to `link`. Bits/s. Every round
-    makes new connections.
+    The plain connection has the first of the rates. Or all flows together are limited to `link`; then CPU time is
+    compared, and each process has a core of its own. Bits/s. Every round makes new connections.
     """
-    with site(veth or bool(rates or link)) as (prefixes, interface, address, sender):
+    with site(veth or bool(rates or link), own_cores=link is not None) as (prefixes, interface, address, sender):
         variables = {"NCCL_SOCKET_IFNAME": interface, **plugin.environment}
         for number in range(rounds):
             with Pair(harness, plugin.library, plugin.symbol, variables, prefixes) as pair:
@@ -109,8 +111,8 @@ def sample(name: str, size: int, window: int, number: int, both: tuple[dict[str,
 def latencies(
     harness: Path, plugin: Plugin, sizes: Sequence[int], rounds: int = 1, count: int = 5000, veth: bool = True
 ) -> Iterator[Sample]:
-    """Half round trips with callers that spin."""
-    with site(veth) as (prefixes, interface, address, _):
+    """Half round trips with callers that spin, each on a core of its own unless over lo."""
+    with site(veth, own_cores=True) as (prefixes, interface, address, _):
         variables = {"NCCL_SOCKET_IFNAME": interface, **plugin.environment}
         for number in range(rounds):
             with Pair(harness, plugin.library, plugin.symbol, variables, prefixes) as pair:

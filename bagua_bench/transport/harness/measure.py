@@ -112,7 +112,7 @@ def _beside_plain(found: list[Sample], key: str) -> list[dict[str, Any]]:
 
 
 def _torch(rounds: int, **network: Any) -> dict[str, Any]:
-    sizes = [(4096, 20), (MIB, 4), (16 * MIB, 1), (64 * MIB, 1), (256 * MIB, 1)]
+    sizes = [(4096, 40), (MIB, 20), (16 * MIB, 8), (64 * MIB, 4), (256 * MIB, 2)]
     rows = torch_bench.compare([(size, rounds * repeat) for size, repeat in sizes], **network)
     return {"network": network, "summary": rows}
 
