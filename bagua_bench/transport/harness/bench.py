@@ -52,8 +52,8 @@ def site(
 ) -> Iterator[tuple[tuple[Sequence[str], Sequence[str]], str, str, shaped.Site | None]]:
     """Prefixes of both processes, interface, the receiver's address, and the sending side if there are namespaces.
 
-    `own_cores`: each process stays on a core of its own, as on two machines. Else the scheduler may put both on one,
-    where the receiver finds in the cache what the sender has just written, and decides whose copies are that cheap.
+    `own_cores`: each process stays on a core of its own, as on two machines; else CPU times depend on whether the
+    scheduler puts both on one.
     """
     if not veth:
         yield ((), ()), "lo", "127.0.0.1", None
