@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -24,8 +25,12 @@ from bagua_bench.transport.harness.pair import HarnessError, Pair
 def main() -> int:
     """Run one command; 0 if it did what it should."""
     options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # namespaces go whoever ends this
     try:
         code: int = options.run(options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except (RuntimeError, ValueError, NetworkError) as error:
         print(f"bagua_bench.transport: {error}", file=sys.stderr)
         return 1

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from bagua_bench.transport.harness import lossy, measure, shaped
@@ -179,6 +185,24 @@ def test_who_does_not_know_the_secret_cannot_join(
     pair.b.tell("link", connect={}, accept={"r": "l"}, seconds=2)
     result = pair.a.ask("link", connect={"s": handle}, accept={})["result"]
     assert (result, pair.b.hear()["result"]) == ((0, 0) if same else (6, -1))
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_measurement_that_is_ended_leaves_no_namespaces(built: tuple[object, object], how: signal.Signals) -> None:
+    if reason := shaped.unavailable():
+        pytest.skip(reason)
+    command = [sys.executable, "-m", "bagua_bench.transport", "bench", "--latency", "--sizes=1MiB"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        made = [Path("/run/netns", f"bb{running.pid}{side}") for side in "ab"]
+        until = time.monotonic() + 30
+        while not all(path.exists() for path in made) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert all(path.exists() for path in made)
+        time.sleep(0.5)
+        running.send_signal(how)
+        assert running.communicate(timeout=30)[1] == "interrupted\n"
+    assert running.returncode == 130
+    assert not any(path.exists() for path in made)
 
 
 def test_streams_of_one_connection_use_both_interfaces(built: tuple[object, object]) -> None:
