@@ -150,9 +150,11 @@ void Messages::run() {
         dozing_ = false;
         if (driven_ || touched_) {
             touched_ = false;
+            if (!driven_) ended_.notify_all();  // who waits while this thread drives must take over
             idle_.wait_for(guard, std::chrono::nanoseconds(kAway), [&] { return closing_; });
         } else if (!advance()) {
             sleep(guard, kNap);
+            settle();  // what was started meanwhile
         }
     }
 }

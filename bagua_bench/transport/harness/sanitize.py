@@ -79,6 +79,8 @@ def torture(kind: str, strangers: int, chunks: int) -> None:
             for idle in (0, 20):  # callers that poll, callers that wait
                 pair.stream(size=500_000, count=60, window=32, check=4, idle=idle)
                 pair.pingpong(size=10_000, count=50, idle=idle)
+            for process in (pair.a, pair.b):
+                process.ask("close")
         where = (libraries.harness(), library, _SYMBOL)
         for found in (
             siege.of_handshake(*where, strangers, 1, environment),
