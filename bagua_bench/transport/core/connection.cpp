@@ -91,7 +91,6 @@ bool Connection::progress() {
     if (!status_) return false;
     const int64_t now = now_ns();
     if (resting(now)) return false;
-    if (now >= read_at_) read_at_ = 0;
     bool moved = pump_sends();
     moved |= pump_receives();
     const bool due = moved && ++calls_ % kEventsEvery == 0;  // a busy stream must not hide the others
@@ -104,12 +103,11 @@ bool Connection::progress() {
     return moved;
 }
 
-// Nothing can be sent before wake_at_, and what arrives is left to gather until read_at_.
+// Nothing is to be received, and nothing can be sent before wake_at_.
 bool Connection::resting(int64_t now) const {
     const auto writing = [](const auto& s) { return s->out.request != nullptr; };
-    const bool sends_later = pending_sends_ == 0 || now < wake_at_;
-    const bool reads_later = pending_receives_ == 0 || now < read_at_;
-    return pending() && sends_later && reads_later && std::none_of(streams_.begin(), streams_.end(), writing);
+    const bool later = pending_receives_ == 0 && pending_sends_ > 0 && now < wake_at_;
+    return later && std::none_of(streams_.begin(), streams_.end(), writing);
 }
 
 void Connection::wait(int64_t nanoseconds) {

@@ -58,7 +58,7 @@ class Connection {
     // Wait until something may have become possible, at most so long.
     void wait(int64_t nanoseconds);
     // When progress() should be called again even if no event arrives (ns); 0 = no need.
-    int64_t wake_at() const { return wake_at_ && read_at_ ? std::min(wake_at_, read_at_) : wake_at_ + read_at_; }
+    int64_t wake_at() const { return wake_at_; }
     // Whether no event before wake_at() is of use.
     bool resting(int64_t now) const;
     int poll_fd() const { return epoll_; }
@@ -78,7 +78,7 @@ class Connection {
     bool write(Stream& stream);
     void take(Stream& stream, uint32_t length);
     bool pump_receives();
-    void rest(uint64_t got);
+    void await(Stream& stream);
     bool read(Stream& stream, bool may_ask);
     bool received(Stream& stream, ssize_t got, size_t room);
     bool read_payload(Stream& stream);
@@ -107,9 +107,6 @@ class Connection {
     size_t likely_ = 0;  // stream that brought the last small message
     unsigned calls_ = 0;
     int64_t wake_at_ = 0;  // when a stream should have room; 0 = not known
-    int64_t read_at_ = 0;  // when to read on; 0 = at once
-    int64_t read_then_ = 0;  // when something was read last
-    double arrival_ = 0;  // bytes/s, recently
     int64_t asked_ = 0, checked_ = 0;
     std::shared_ptr<Pulse> pulse_;
 };

@@ -16,53 +16,36 @@ namespace {
 
 constexpr int kCallsPerStream = 16;  // bounded work
 constexpr uint32_t kBulk = 16 << 10;  // a longer rest is read straight into place, with the next header behind it
-constexpr uint64_t kTail = 64 << 10;  // bytes that are missing, read as soon as they come
-constexpr double kGather = 256 << 10;  // bytes worth a system call per stream when they come slowly
-constexpr double kMinRest = 100e-6, kMaxRest = 250e-6;  // seconds
-constexpr double kRecent = 0.25;  // weight of one reading in the rate of arrival
+constexpr uint32_t kGather = 256 << 10;  // bytes worth being woken up
 
 }  // namespace
 
 bool Connection::pump_receives() {
-    if (read_at_) return false;
     bool moved = false;
     const size_t count = streams_.size();
-    const auto total = [&] {
-        uint64_t sum = 0;
-        for (const auto& s : streams_) sum += s->counters.bytes_received;
-        return sum;
-    };
-    const uint64_t before = total();
     // The stream of the last small message is tried without asking the kernel first: that saves a system call.
     for (size_t k = 0; k < count && status_; ++k) {
         const size_t i = (likely_ + k) % count;
         Stream& s = *streams_[i];
-        const bool guess = k == 0 && pending_receives_ > 0;
+        const bool guess = k == 0 && pending_receives_ > 0 && s.awaited == 1;
         if (s.parked || s.ended || !(s.readable || guess || s.staged() > 0)) continue;
         if (read(s, s.readable || guess)) {
             moved = true;
             if (k > 0 && !s.in.request) likely_ = i;
         }
     }
-    if (moved) rest(total() - before);
     return moved;
 }
 
-// Bytes that come slowly are left to gather: a reader that takes every segment by itself spends its time on waking up.
-void Connection::rest(uint64_t got) {
-    const int64_t now = now_ns();
-    const double since = double(now - read_then_) * 1e-9;
-    read_then_ = now;
-    if (since > 1e-6 && since < 0.1) arrival_ += kRecent * (double(got) / since - arrival_);
-    uint64_t missing = 0;
-    bool more = false;
-    for (const auto& s : streams_) {
-        if (s->in.request) missing += s->in.left;
-        more |= s->readable || s->staged() > 0;
-    }
-    if (more || missing < kTail || arrival_ <= 0) return;
-    const double seconds = std::min(double(missing), kGather) / arrival_;
-    if (seconds >= kMinRest) read_at_ = now + int64_t(std::min(seconds, kMaxRest) * 1e9);
+// Let the kernel wake us when the rest of the chunk is there, or much of it: a reader that takes every segment by
+// itself spends its time on waking up. (Below the mark the kernel acknowledges what nobody has read yet; it makes the
+// window larger for it, and wakes us earlier if it has no memory for so much.)
+void Connection::await(Stream& s) {
+    const uint32_t left = s.in.request ? s.in.left : 0;
+    const int bytes = left > kBulk ? int(std::min(left, kGather)) : 1;
+    if (bytes == s.awaited) return;
+    s.awaited = bytes;
+    setsockopt(s.socket.fd(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
 
 // `may_ask`: the kernel may have bytes.
@@ -81,6 +64,7 @@ bool Connection::read(Stream& s, bool may_ask) {
             break;
         }
     }
+    if (!s.readable && !s.ended) await(s);
     return moved;
 }
 

@@ -29,7 +29,7 @@ constexpr int64_t kStale = kSecond;
 constexpr double kTrial = 0.125;  // of the mean rate: what a stream is given that was slow and not used for long
 constexpr double kFaster = 0.5, kSlower = 0.25;  // how much one sample moves the estimate
 constexpr double kDefaultRate = 1e9;
-constexpr int64_t kMinStall = 20 * kMicrosecond, kMaxStall = 250 * kMicrosecond;
+constexpr int64_t kMinStall = 20 * kMicrosecond, kMaxStall = 2 * kMillisecond;
 
 // Known rate, or what the known ones are on average. Who was slow gets a chance from time to time.
 double rate_of(const Stream& stream, double mean, int64_t now) {
@@ -72,10 +72,11 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
         uint32_t length = 0;
     };
     Offer first, best;
-    room_at_ = now + kMaxStall;
+    double soon = double(kMaxStall), late = 0, dry = double(kSecond);  // ns until some, all have room; one is dry
     for (auto& s : streams) {
         const double rate = rate_of(*s, mean, now), waiting = double(s->pace.most_queued());
-        double length = std::max(rate * kShare * ideal / 2, rate * kChunkTime);
+        const double share = std::min(rate * kShare * ideal, double(kCeiling));
+        double length = std::max(share / 2, rate * kChunkTime);
         length = std::clamp(length, double(kMinChunk), double(kMaxChunk));
         length = double(uint32_t(length) / kPage * kPage);  // so that every chunk begins aligned
         if (length * 1.5 >= double(message)) length = double(message);
@@ -83,14 +84,15 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
         const Offer offer{s.get(), finish, uint32_t(length)};
         if (!first.stream || finish < first.finish) first = offer;
         if (!free_to_write(*s)) continue;
-        const double limit = std::min(rate * kShare * ideal, double(kCeiling)) + rate * s->pace.rtt;
+        const double limit = share + rate * s->pace.rtt;
         if (waiting + length <= limit) {
             if (!best.stream || finish < best.finish) best = offer;
         } else {
             const double excess = (waiting + length - limit) / draining(*s, rate) * 1e9;
-            const auto stall = std::clamp(int64_t(excess), kMinStall, kMaxStall);
-            room_at_ = std::min(room_at_, now + stall);
+            soon = std::min(soon, excess);
+            late = std::max(late, excess);
         }
+        dry = std::min(dry, waiting / draining(*s, rate) * 1e9);
     }
     if (!best.stream && free_to_write(*first.stream)) {
         const Pace& p = first.stream->pace;
@@ -98,10 +100,13 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
         if (excess <= 0) {
             best = first;
         } else {
-            const int64_t until_room = int64_t(excess / draining(*first.stream, p.rate) * 1e9);
-            room_at_ = std::min(room_at_, now + std::max(until_room, kMinStall));
+            soon = std::min(soon, excess / draining(*first.stream, p.rate) * 1e9);
         }
     }
+    // Waking up costs more than writing: one look for several streams, but before any has lost a third of what it
+    // holds. Nor at once again: acknowledgements come for large segments, so that a queue stays as it is, then falls.
+    const double stall = std::max(soon, std::clamp(late, dry / 8, dry / 3));
+    room_at_ = now + std::clamp(int64_t(stall), kMinStall, kMaxStall);
     if (!best.stream)
         for (auto& s : streams) s->counters.stalls += free_to_write(*s);
     return {best.stream, best.length};

@@ -58,6 +58,7 @@ struct Stream {
     bool readable = true, writable = true;  // until the kernel says otherwise
     bool closed = false;  // the peer closed it; there may still be bytes to read
     bool ended = false;  // ... and there are none
+    int awaited = 1;  // bytes that the kernel should have before it wakes us
     bool parked = false;  // the header at hand belongs to a message that is not posted yet
     Outgoing out;
     Incoming in;

@@ -1,4 +1,7 @@
-"""A path with delay and loss: several streams against one plain connection, over the backend that this machine has."""
+"""A path with delay and loss: several streams against one plain connection, over the backend that this machine has.
+
+The group of ranks behind the torch backend, whose callers wait, as those of the plain connection do.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from bagua_bench.network import machine, star
 from bagua_bench.network.shape import LINUX_WINDOW, Link, Shape
 from bagua_bench.transport.harness import bench
 from bagua_bench.transport.harness.bench import PLAIN, Sample
-from bagua_bench.transport.harness.pair import Pair
+from bagua_bench.transport.harness.pair import GROUP, Pair
 
 RATE, DELAY = 1e9, 5e-3  # bit/s; seconds each way
 LOSSES = {0.0: 150, 0.001: 40, 0.01: 20}  # share of packets: messages; a lost packet makes a connection slow
@@ -44,7 +47,7 @@ def _transfers(backend: str, control: str, loss: float, count: int, rounds: int)
     link = Link(RATE, DELAY, 0.0, loss)
     with star.up(Shape((link, link), backend, control, LINUX_WINDOW, _CONNECTIONS, 0)) as network:
         a, b = network.hosts
-        plugin = (libraries.harness(), libraries.plugin(), "ncclNetPlugin_v12")
+        plugin = (libraries.harness(), libraries.plugin(), GROUP)
         variables = {"NCCL_SOCKET_IFNAME": a.interface, "BAGUA_NET_STREAMS": _STREAMS}
         for number in range(rounds):
             with Pair(*plugin, variables, (a.prefix, b.prefix)) as pair:
