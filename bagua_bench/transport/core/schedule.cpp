@@ -18,7 +18,7 @@ constexpr uint64_t kCeiling = 1 << 20;  // may wait in any stream beyond what fi
 constexpr uint64_t kFloor = 128 << 10;  // may wait in the stream that delivers first
 constexpr uint32_t kMinChunk = 16 << 10, kMaxChunk = 1 << 20;
 constexpr uint32_t kPage = 4096;
-constexpr double kChunkTime = 50e-6;  // seconds that a chunk should at least be worth: system calls cost
+constexpr double kChunkTime = 50e-6;  // seconds of all streams together that a chunk is worth: one core cuts them all
 constexpr double kFast = 1.25e9;  // bytes/s of a path that is faster than most links
 constexpr double kBrief = 2e-3;  // seconds of a fast path's time that may wait in it while the others get nothing ...
 constexpr uint64_t kAlone = 3 << 20;  // ... and bytes: what a caller that sleeps between two tests does not find drained
@@ -45,7 +45,7 @@ bool free_to_write(const Stream& s) { return !s.out.request && s.writable; }
 
 }  // namespace
 
-Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams, uint64_t message,
+Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams, uint64_t message, uint64_t whole,
                                   uint64_t unwritten) {
     if (!quick_) quick_ = streams[0].get();
     if (message <= kSmall && free_to_write(*quick_) && quick_->pace.most_queued() + message <= kLittle)
@@ -65,6 +65,7 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
     const double mean = count ? known / count : kDefaultRate;
     for (auto& s : streams) sum += rate_of(*s, mean, now);
     const double ideal = double(outstanding) / sum;
+    const double least = std::min(sum * kChunkTime, double(whole) / double(2 * streams.size()));
 
     struct Offer {
         Stream* stream = nullptr;
@@ -76,8 +77,7 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
     for (auto& s : streams) {
         const double rate = rate_of(*s, mean, now), waiting = double(s->pace.most_queued());
         const double share = std::min(rate * kShare * ideal, double(kCeiling));
-        double length = std::max(share / 2, rate * kChunkTime);
-        length = std::clamp(length, double(kMinChunk), double(kMaxChunk));
+        double length = std::clamp(std::max(share / 2, least), double(kMinChunk), double(kMaxChunk));
         length = double(uint32_t(length) / kPage * kPage);  // so that every chunk begins aligned
         if (length * 1.5 >= double(message)) length = double(message);
         const double finish = s->pace.rtt / 2 + (waiting + length) / rate;

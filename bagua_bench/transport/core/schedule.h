@@ -26,8 +26,9 @@ class Schedule {
         uint32_t length;
     };
 
-    // `message`: bytes left of the message to cut from; `unwritten`: bytes posted and not yet handed to a stream.
-    Choice choose(std::vector<std::unique_ptr<Stream>>& streams, uint64_t message, uint64_t unwritten);
+    // `message`: bytes left of the message to cut from, `whole`: its size; `unwritten`: bytes posted and not yet handed
+    // to a stream.
+    Choice choose(std::vector<std::unique_ptr<Stream>>& streams, uint64_t message, uint64_t whole, uint64_t unwritten);
 
     // After a stall: when a stream is expected to have room again (ns).
     int64_t room_at() const { return room_at_; }
