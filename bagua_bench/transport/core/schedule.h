@@ -30,7 +30,7 @@ class Schedule {
     // to a stream.
     Choice choose(std::vector<std::unique_ptr<Stream>>& streams, uint64_t message, uint64_t whole, uint64_t unwritten);
 
-    // After a stall: when a stream is expected to have room again (ns).
+    // After a stall: when to look again (ns), because several streams should have room then.
     int64_t room_at() const { return room_at_; }
 
   private:
