@@ -132,7 +132,7 @@ bool Connection::collect_events(int64_t nanoseconds) {
     return count > 0;
 }
 
-// What no event tells: a process that stopped, a path that swallows what is sent on it.
+// What no event tells: a process that stopped, a path that swallows what is sent on it, a full receive queue.
 void Connection::check_life(int64_t now) {
     if (pulse_->lost) {
         fail(Code::remote, "peer " + peer_ + " gave no sign of life for " +
@@ -146,6 +146,7 @@ void Connection::check_life(int64_t now) {
     if (now - checked_ < kCheck) return;
     checked_ = now;
     for (auto& s : streams_) {
+        s->readable |= s->awaited > 1;  // some kernels run out of memory below the mark without a word
         tcp_info info{};
         socklen_t size = sizeof info;
         if (getsockopt(s->socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
