@@ -6,7 +6,6 @@
 
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
