@@ -13,8 +13,6 @@ from torch._C._distributed_c10d import Work
 
 from bagua_bench.transport.native import Group
 
-_POLL = 3600.0  # seconds; the operations end by their own time-out
-
 
 class Job(Work):
     """A collective operation, run by its lane; its value is the list of tensors it filled."""
@@ -22,7 +20,9 @@ class Job(Work):
     def __init__(self, run: Callable[[], None], value: Any) -> None:
         super().__init__()
         self._run, self._value = run, value
-        self._ended = threading.Event()
+        self._ended = False
+        self._running = threading.Lock()  # free as soon as it has ended: an Event costs as much as a small operation
+        self._running.acquire()
         self._error: BaseException | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
@@ -34,8 +34,9 @@ class Job(Work):
         except BaseException as error:
             self._error = error
         with self._lock:
-            self._ended.set()
+            self._ended = True
             future = self._future
+        self._running.release()
         if future is not None:
             self._complete(future)
 
@@ -47,20 +48,22 @@ class Job(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until it has ended; RuntimeError if it failed."""
-        seconds = timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
-        if not self._ended.wait(seconds):
-            raise RuntimeError(f"bagua_net: not finished after {seconds} s")
+        seconds = timeout.total_seconds() if timeout is not None else 0
+        if not self._ended:
+            if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
+                raise RuntimeError(f"bagua_net: not finished after {seconds} s")
+            self._running.release()
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
         """Whether it has ended."""
-        return self._ended.is_set()
+        return self._ended
 
     def is_success(self) -> bool:
         """Whether it has ended well."""
-        return self._ended.is_set() and self._error is None
+        return self._ended and self._error is None
 
     def exception(self) -> BaseException | None:
         """How it failed."""
@@ -75,7 +78,7 @@ class Job(Work):
         with self._lock:
             if self._future is None:
                 self._future = torch.futures.Future()
-                if self._ended.is_set():
+                if self._ended:
                     self._complete(self._future)
             return self._future
 

@@ -68,7 +68,8 @@ Request* Connection::send(const void* data, uint32_t size, uint32_t tag) {
     ++pending_sends_;
     unwritten_ += size;
     wake_at_ = 0;
-    pump_sends();  // a small message should be under way on return
+    // A small message should be under way on return; a large one is cut when it is known what else is to go.
+    if (size <= Schedule::kSmall) pump_sends();
     return r;
 }
 

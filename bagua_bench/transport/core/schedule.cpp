@@ -11,7 +11,6 @@ namespace bagua {
 namespace {
 
 constexpr double kShare = 0.6;  // of the ideal time that a stream may be committed for: its rate is only an estimate
-constexpr uint64_t kSmall = 16 << 10;  // goes out in one chunk, without asking how full the stream is
 constexpr double kClearly = 1.5;  // times as fast
 constexpr uint64_t kLittle = 64 << 10;  // may wait in a stream without being looked at
 constexpr uint64_t kCeiling = 1 << 20;  // may wait in any stream beyond what fills its path: caches are small
@@ -45,8 +44,7 @@ bool free_to_write(const Stream& s) { return !s.out.request && s.writable; }
 
 }  // namespace
 
-Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams, uint64_t message, uint64_t whole,
-                                  uint64_t unwritten) {
+Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams, uint64_t message, uint64_t unwritten) {
     if (!quick_) quick_ = streams[0].get();
     if (message <= kSmall && free_to_write(*quick_) && quick_->pace.most_queued() + message <= kLittle)
         return {quick_, uint32_t(message)};
@@ -65,7 +63,7 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
     const double mean = count ? known / count : kDefaultRate;
     for (auto& s : streams) sum += rate_of(*s, mean, now);
     const double ideal = double(outstanding) / sum;
-    const double least = std::min(sum * kChunkTime, double(whole) / double(2 * streams.size()));
+    const double least = std::min(sum * kChunkTime, double(outstanding) / double(streams.size()));
 
     struct Offer {
         Stream* stream = nullptr;

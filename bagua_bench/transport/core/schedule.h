@@ -21,14 +21,15 @@ namespace bagua {
 
 class Schedule {
   public:
+    static constexpr uint64_t kSmall = 16 << 10;  // goes out in one chunk, without asking how full the stream is
+
     struct Choice {
         Stream* stream;  // null: nobody has room now
         uint32_t length;
     };
 
-    // `message`: bytes left of the message to cut from, `whole`: its size; `unwritten`: bytes posted and not yet handed
-    // to a stream.
-    Choice choose(std::vector<std::unique_ptr<Stream>>& streams, uint64_t message, uint64_t whole, uint64_t unwritten);
+    // `message`: bytes left of the message to cut from; `unwritten`: bytes posted and not yet handed to a stream.
+    Choice choose(std::vector<std::unique_ptr<Stream>>& streams, uint64_t message, uint64_t unwritten);
 
     // After a stall: when to look again (ns), because several streams should have room then.
     int64_t room_at() const { return room_at_; }

@@ -27,7 +27,7 @@ bool Connection::pump_sends() {
     wake_at_ = 0;
     for (int i = 0; i < kChunksPerCall && status_ && cursor_ != next_send_; ++i) {
         const Request& r = sends_[cursor_ % kWindow];
-        const Schedule::Choice choice = schedule_.choose(streams_, r.size - r.taken, r.size, unwritten_);
+        const Schedule::Choice choice = schedule_.choose(streams_, r.size - r.taken, unwritten_);
         if (!choice.stream) {
             wake_at_ = schedule_.room_at();
             break;

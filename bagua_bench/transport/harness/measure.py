@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 from bagua_bench import libraries, provenance
@@ -27,7 +28,14 @@ _HELPED = ", helper thread"  # the caller sleeps a millisecond then, else 20 us
 _FACE = ", torch face"  # the group behind the torch backend, not NCCL's plugin; the caller waits in it
 _SECONDS = 1.0  # that a transfer should take
 _IPERF3 = 128 << 10  # bytes that iperf3 writes at once
-_TORCH = ("torch flow-limited", "torch unlimited", "torch 1gbit", "torch 4 ranks")
+_TORCH: dict[str, dict[str, Any]] = {
+    "torch flow-limited": {"flow": 1.6e9},
+    "torch unlimited": {},
+    "torch 1gbit": {"link": 1e9},
+    "torch 4 ranks flow-limited": {"flow": 1.6e9, "per_site": 2},
+    "torch 4 ranks": {"per_site": 2},
+    "torch 4 ranks 1gbit": {"link": 1e9, "per_site": 2},
+}
 CASES = (*_FLOWS, *_LINKS, "unlimited", "latency", "latency, torch face", *_TORCH)
 IMPAIRED = "delay and loss"  # takes longer than all others: only by name
 
@@ -38,12 +46,9 @@ def run(case: str, rounds: int) -> dict[str, Any]:
         "unlimited": _unlimited,
         "latency": lambda r: _latency(r, _plugin(4)),
         "latency, torch face": lambda r: _latency(r, _group(4)),
-        "torch flow-limited": lambda r: _torch(r, flow=1.6e9),
-        "torch unlimited": lambda r: _torch(r),
-        "torch 1gbit": lambda r: _torch(r, link=1e9),
-        "torch 4 ranks": lambda r: _torch(r, per_site=2),
         IMPAIRED: lossy.run,
     }
+    calls |= {name: partial(_torch, **network) for name, network in _TORCH.items()}
     began = datetime.now(timezone.utc)
     found = calls[case](rounds) if case in calls else _limited(case, rounds)
     machine = provenance.machine()
@@ -113,7 +118,7 @@ def _beside_plain(found: list[Sample], key: str) -> list[dict[str, Any]]:
 
 def _torch(rounds: int, **network: Any) -> dict[str, Any]:
     sizes = [(4096, 40), (MIB, 20), (16 * MIB, 8), (64 * MIB, 4), (256 * MIB, 2)]
-    rows = torch_bench.compare([(size, rounds * repeat) for size, repeat in sizes], **network)
+    rows = torch_bench.compare(sizes, rounds, **network)
     return {"network": network, "summary": rows}
 
 

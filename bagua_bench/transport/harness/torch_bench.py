@@ -54,9 +54,13 @@ def _hear(process: Any) -> Any:
 
 
 def compare(
-    sizes: Sequence[tuple[int, int]], per_site: int = 1, flow: float | None = None, link: float | None = None
+    sizes: Sequence[tuple[int, int]],
+    rounds: int,
+    per_site: int = 1,
+    flow: float | None = None,
+    link: float | None = None,
 ) -> list[dict[str, Any]]:
-    """All-reduce of (bytes, repetitions) on two sites; per size the median of the slowest rank's seconds and the ratio.
+    """All-reduce of (bytes, repetitions per round) on two sites: medians of the slowest rank's seconds, their ratio.
 
     `flow` limits every connection, `link` all together, in bits/s.
     """
@@ -70,15 +74,16 @@ def compare(
         rows = []
         for size, repeat in sizes:
             for process in processes:
-                process.stdin.write(json.dumps({"bytes": size, "repeat": repeat}) + "\n")
+                process.stdin.write(json.dumps({"bytes": size, "repeat": repeat, "rounds": rounds}) + "\n")
                 process.stdin.flush()
             answers = [_hear(process) for process in processes]
             times = [answer["seconds"] for answer in answers]
-            slowest = {key: [max(t[key][k] for t in times) for k in range(repeat)] for key in times[0]}
+            slowest = {key: [max(t[key][k] for t in times) for k in range(rounds * repeat)] for key in times[0]}
             row: dict[str, Any] = {
                 "bytes": size,
                 "ranks": len(processes),
                 "repeat": repeat,
+                "rounds": rounds,
                 "seconds": slowest,
                 "streams": answers[0]["streams"],
             }

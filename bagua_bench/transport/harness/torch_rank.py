@@ -16,10 +16,15 @@ import torch.distributed as dist
 import bagua_bench.transport  # noqa: F401  makes the backend known
 
 BACKENDS = ("bagua_net", "gloo")
+_SETTLE = 0.005  # seconds; gloo's thread spins for one or two milliseconds after its last message
 
 
 def main() -> None:
-    """Connect, say so, then measure what stdin asks for: {"bytes": n, "repeat": k}."""
+    """Connect, say so, then measure what stdin asks for: {"bytes": n, "repeat": k, "rounds": r}.
+
+    In a round each backend has its turn: a pause for the other's threads, an operation that is not counted, then
+    `repeat` of them, each after a barrier of its own.
+    """
     rank, size, host, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     torch.set_num_threads(1)
     limit = timedelta(seconds=60)
@@ -32,12 +37,15 @@ def main() -> None:
         asked = json.loads(line)
         x = torch.zeros(asked["bytes"] // 4)
         seconds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
-        for number in range(asked["repeat"]):
+        for number in range(asked["rounds"]):
             for backend in BACKENDS if number % 2 == 0 else BACKENDS[::-1]:
-                dist.barrier()
-                began = time.perf_counter()
+                time.sleep(_SETTLE)
                 dist.all_reduce(x, group=groups[backend])
-                seconds[backend].append(time.perf_counter() - began)
+                for _ in range(asked["repeat"]):
+                    dist.barrier(group=groups[backend])
+                    began = time.perf_counter()
+                    dist.all_reduce(x, group=groups[backend])
+                    seconds[backend].append(time.perf_counter() - began)
         streams = groups["bagua_net"].report((rank + 1) % size)
         print(json.dumps({"seconds": seconds, "streams": streams}), flush=True)
 
