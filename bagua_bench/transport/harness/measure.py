@@ -30,9 +30,11 @@ _SECONDS = 1.0  # that a transfer should take
 _IPERF3 = 128 << 10  # bytes that iperf3 writes at once
 _TORCH: dict[str, dict[str, Any]] = {
     "torch flow-limited": {"flow": 1.6e9},
+    "torch slow flows": {"flow": 0.4e9},
     "torch unlimited": {},
     "torch 1gbit": {"link": 1e9},
     "torch 4 ranks flow-limited": {"flow": 1.6e9, "per_site": 2},
+    "torch 4 ranks slow flows": {"flow": 0.4e9, "per_site": 2},
     "torch 4 ranks": {"per_site": 2},
     "torch 4 ranks 1gbit": {"link": 1e9, "per_site": 2},
 }
