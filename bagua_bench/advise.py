@@ -69,6 +69,7 @@ def main() -> int:
     best = table.drop_duplicates(["algorithm", "transport"])  # with its best bucket size
     with pd.option_context("display.width", 220, "display.max_colwidth", 120):
         print(best.head(_SHOWN).to_string(index=False, float_format="%.4g"))
+    print("uncertainty: 9 of 10 steps that the cluster was calibrated with are met within this share (0.25: none were)")
     print("decentralised and asynchronous algorithms learn something else per step: compare accuracy before you choose")
     return 0
 

@@ -99,6 +99,8 @@ def _table(name: str, record: Record) -> Table:
         label = "exposed communication" if phase == "communication" else phase
         table.add_row(f"  {label}", f"{_seconds(result['phase_seconds'][phase])}, mean over ranks")
     table.add_row("sent", _traffic(result["bytes_per_step"], result.get("rank_counts")))
+    if early := _warm_up(config):
+        table.add_row("algorithm", f"[yellow]{early}[/yellow]")
     table.add_row(
         "epoch", f"{_seconds(result['epoch_seconds'])} for {result['samples_per_epoch']:,} samples, projected"
     )
@@ -117,6 +119,16 @@ def _table(name: str, record: Record) -> Table:
     metrics = ", ".join(f"{key} {value:.4g}" for key, value in result["metrics"].items())
     table.add_row("learning", f"loss {result['losses'][0]:.4g} -> {result['losses'][-1]:.4g}; {metrics} ({data})")
     return table
+
+
+def _warm_up(config: dict[str, Any]) -> str:
+    """How many timed steps say nothing of what the algorithm does later; empty if none."""
+    algo, run = config["algo"], config["run"]
+    early = min(max(algo.get("warmup_steps", 0) - run["untimed"], 0), run["steps"])
+    if not early:
+        return ""
+    keys = f"algo.warmup_steps={algo['warmup_steps']}, run.untimed={run['untimed']}"
+    return f"{early} of {run['steps']} steps are {algo['name']}'s warm-up, uncompressed all-reduce ({keys})"
 
 
 def _network(measured: dict[str, Any]) -> str:

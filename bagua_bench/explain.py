@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from bagua_bench import units
 from bagua_bench.config import CONF
 
 
@@ -42,6 +43,8 @@ def _fault(override: Override, groups: dict[str, list[str]], selected: list[str]
         values = override.value().list if override.is_choice_sweep() else [override.value()]  # type: ignore[union-attr]
         wrong = [str(value) for value in values if value is not None and str(value) not in groups[key]]
         if wrong:
+            if key == "network" and _is_rate(wrong[0]):
+                return f"{key}={wrong[0]}: no such {key}; write network.bandwidth={wrong[0]}"
             return f"{key}={wrong[0]}: no such {key}; " + _allowed(wrong[0], groups[key], "")
         return None
     if override.is_delete() or override.is_add() or override.is_force_add() or key.startswith("hydra."):
@@ -85,6 +88,13 @@ def _allowed(given: str, names: Sequence[str], where: str) -> str:
     close = get_close_matches(given, names, 1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"allowed{where}: {', '.join(names)}{hint}"
+
+
+def _is_rate(text: str) -> bool:
+    try:
+        return units.parse("", text, units.BITS_PER_SECOND) > 0
+    except ValueError:
+        return False
 
 
 def _groups(folders: Sequence[Path]) -> dict[str, list[str]]:

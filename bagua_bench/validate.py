@@ -18,6 +18,8 @@ DIGITS_TRAIN = 1437
 
 SCHEDULES = ("bagua_bench.peers.horovod.Horovod", "bagua_bench.peers.byteps.BytePS")
 """Peers that cannot be run."""
+LAYERLESS = ("tasks.quadratic.Quadratic",)
+"""Tasks whose parameters belong to no layer, so that there is nothing whose time could be slept or simulated."""
 UNSKIPPABLE = ("algorithms.qadam.QAdam",)
 """Algorithms that move their own state on gradients before a step can be skipped."""
 
@@ -36,7 +38,7 @@ _LEAST = {
 
 def validate(cell: dict[str, Any]) -> None:
     """Raise ConfigError, one line that names key, value and what is allowed, for the first thing that is wrong."""
-    for rule in (_constructors, _ranges, _algorithm, _device, _transport, settings.problems, _data, _peers):
+    for rule in (_constructors, _ranges, _algorithm, _device, _transport, settings.problems, _data, _peers, _modes):
         for message in rule(cell):
             raise ConfigError(message)
 
@@ -88,7 +90,8 @@ def _algorithm(cell: dict[str, Any]) -> Iterator[str]:
 def _device(cell: dict[str, Any]) -> Iterator[str]:
     device, backend = cell["run"]["device"], cell["transport"]["backend"]
     if backend == "nccl" and device != "cuda" and cell["mode"] == "measure":
-        yield f"transport={cell['transport']['name']}: NCCL moves CUDA tensors only, but run.device={device}; use gloo"
+        cpu = "bagua_net" if cell["transport"]["plugin"] else "gloo"
+        yield f"transport={cell['transport']['name']}: NCCL moves CUDA tensors only, but run.device={device}; use {cpu}"
     if backend == "gloo" and device == "cuda" and cell["mode"] == "measure":
         yield f"transport={cell['transport']['name']}: moves CPU tensors only, but run.device=cuda; use nccl"
     if cell["run"].get("precision", "fp32") != "fp32" and cell["mode"] != "measure":
@@ -157,6 +160,11 @@ def _peers(cell: dict[str, Any]) -> Iterator[str]:
         if cell["run"][key] != default:
             algo = cell["algo"]["name"]
             yield f"run.{key}={_text(cell['run'][key])}: belongs to Bagua's engine; algo={algo} has its own options"
+
+
+def _modes(cell: dict[str, Any]) -> Iterator[str]:
+    if cell["task"].get("_target_") in LAYERLESS and cell["mode"] != "measure":
+        yield f"mode={cell['mode']}: task={cell['task']['name']} has no layers to take time; allowed: measure"
 
 
 def _text(value: object) -> str:

@@ -12,7 +12,10 @@ from algorithms.codecs.base import Codec
 
 _HEADER = 32
 _ALIGN = 32
-_NOT_FINITE = "MinMaxUInt8: the tensor holds NaN or Inf, or values whose range or levels overflow float32"
+_NOT_FINITE = (
+    "MinMaxUInt8: the tensor holds NaN or Inf, or values whose range or levels overflow float32 "
+    "(has training diverged?)"
+)
 
 
 class MinMaxUInt8(Codec):

@@ -11,7 +11,7 @@ from torch import Tensor
 from algorithms.base import Op
 from algorithms.codecs.base import Codec
 
-_NOT_FINITE = "OneBit: the tensor holds NaN or Inf"
+_NOT_FINITE = "OneBit: the tensor holds NaN or Inf (has training diverged?)"
 _WEIGHTS = [1, 2, 4, 8, 16, 32, 64, 128]  # element k of a byte is bit k; set where the element is >= 0
 
 

@@ -34,9 +34,10 @@ def advise(cells: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def variants(cell: dict[str, Any]) -> Iterator[list[str]]:
-    """Overrides of what is worth comparing of a cell's algorithm: past its warm-up, with and without hierarchy."""
+    """Overrides of what is worth comparing of an algorithm: past its warm-up, a whole interval, both hierarchies."""
     algo, own = cell["algo"], [] if cell["algo"]["_target_"].startswith("bagua_bench.peers.") else BUCKETS
     past = ["algo.warmup_steps=1"] if algo.get("warmup_steps", 0) > 1 else []
+    past += [f"run.steps={algo['interval']}"] if algo.get("interval", 1) > 1 else []
     by_server = cell["cluster"]["ranks_per_server"] > 1
     trees = [["algo.hierarchical=false"], ["algo.hierarchical=true"]] if "hierarchical" in algo and by_server else [[]]
     for tree in trees:

@@ -35,6 +35,8 @@ def test_every_algorithm_at_128_ranks(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for text in ("throughput", "exposed communication", "per step and rank", "projected", "simulated", "records.jsonl"):
         assert done.stdout.count(text) >= len(options("algo"))
+    assert done.stdout.count("2 of 2 steps are qadam's warm-up") == 1
+    assert done.stdout.count("warm-up") == 1
     found = recorded(tmp_path)
     assert [record["config"]["algo"]["name"] for record in found] == options("algo")
     for record in found:

@@ -167,6 +167,11 @@ def test_advice_is_sorted_and_compares_hierarchies(tmp_path: Path) -> None:
     assert table["epoch_seconds"].iloc[0] == pytest.approx(table["step_seconds"].iloc[0] * 1_281_167 / 4096)
 
 
+def test_advice_charges_for_what_is_not_sent_every_step() -> None:
+    seldom = resolved("mode=simulate", "task=vgg16", "algo=decentralized", "algo.interval=4", "cluster=bagua_paper")
+    assert all("run.steps=4" in variant for variant in advise.variants(seldom))
+
+
 TWO_CORES = {"efficiency_ring": 0.85, "efficiency_direct": 0.55, "efficiency_fade": 0.15, "latency": 3e-4, "call": 1e-3}
 
 
