@@ -120,6 +120,7 @@ def boot(arguments: list[str], folder: Path) -> int:
 
 def main() -> int:
     """`python -m tests.guest [tests|accuracy|lossy] [FOLDER]`; 0 if all is well, or netem is nowhere to be had."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that boot() ends the guest
     reason = why_not("netem")
     with tempfile.TemporaryDirectory(prefix="netem-") as name:
         what, folder = [*sys.argv[1:], *("tests", name)[len(sys.argv) - 1 :]]

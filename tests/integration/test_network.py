@@ -91,19 +91,14 @@ def test_independent_tools_see_the_same_network(backend: str) -> None:
 
 @each_backend
 def test_a_connection_carries_its_window_per_round_trip(backend: str) -> None:
-    for _ in range(3):  # a busy machine makes trips longer and rates lower
-        windows = []
-        for latency in ("2ms", "3ms", "5ms"):
-            asked = shape(
-                backend, "network.bandwidth=160mbit", f"network.latency={latency}", "network.tcp_window=40KiB"
-            )
-            with star.up(asked) as network:
-                a, b = network.hosts
-                trip = min(probe.rtt(a, b) for _ in range(3))
-                windows.append(max(probe.goodput(a, b, trip) for _ in range(3)) * trip)
-        if min(windows) > 0.85 * max(windows):
-            return
-    raise AssertionError(windows)
+    windows = []
+    for latency in ("2ms", "3ms", "5ms"):
+        asked = shape(backend, "network.bandwidth=160mbit", f"network.latency={latency}", "network.tcp_window=40KiB")
+        with star.up(asked) as network:
+            a, b = network.hosts
+            trip = min(probe.rtt(a, b) for _ in range(3))  # a busy machine makes trips longer and rates lower
+            windows.append(max(probe.goodput(a, b, trip) for _ in range(8)) * trip)
+    assert min(windows) > 0.85 * max(windows)
 
 
 @needs("link")
