@@ -66,9 +66,14 @@ def main() -> int:
     except (HydraException, OmegaConfBaseException) as error:
         print(explain(error, arguments), file=sys.stderr)
         return 2
-    best = table.drop_duplicates(["algorithm", "transport"])  # with its best bucket size
+    best = table.drop_duplicates(["algorithm", "transport"]).copy()  # with its best bucket size
+    ddp = best.query("algorithm == 'ddp'").step_seconds.min()
+    best.insert(best.columns.get_loc("uncertainty"), "times_ddp", ddp / best.step_seconds)
+    tied = best[best.step_seconds <= best.step_seconds.iloc[0] * (1 + best.uncertainty.iloc[0])]
     with pd.option_context("display.width", 220, "display.max_colwidth", 120):
         print(best.head(_SHOWN).to_string(index=False, float_format="%.4g"))
+    if len(tied) > 1:
+        print(f"within the model's uncertainty of the fastest: {', '.join(tied.algorithm + ' over ' + tied.transport)}")
     print("uncertainty: 9 of 10 steps that the cluster was calibrated with are met within this share (0.25: none were)")
     print("decentralised and asynchronous algorithms learn something else per step: compare accuracy before you choose")
     return 0

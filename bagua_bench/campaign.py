@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from itertools import chain, product
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, ListConfig, open_dict
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from bagua_bench.config import resolve
 
@@ -26,11 +30,35 @@ def cells(campaign: DictConfig, overrides: Sequence[str]) -> list[dict[str, Any]
 
 def compose_cell(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose and resolve one configuration; Hydra must be initialised."""
-    config = compose("config", list(overrides), return_hydra_config=True)
-    choices = dict(config.hydra.runtime.choices)
-    with open_dict(config):
-        del config["hydra"]
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    values = [override for override in parsed if _is_value(override)]
+    base, choices = _composed(tuple(str(o.input_line) for o in parsed if not _is_value(o)))
+    config = deepcopy(base)
+    for override in values:
+        OmegaConf.update(config, override.key_or_group, override.value())
     return resolve(config, choices)
+
+
+def _is_value(override: Override) -> bool:
+    """Whether it changes one key below a group, which takes Hydra no new look at its files."""
+    group, dot, _ = override.key_or_group.partition(".")
+    plain = override.type is OverrideType.CHANGE and not override.is_sweep_override()
+    return plain and bool(dot) and group != "hydra"
+
+
+_bases: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]]] = WeakKeyDictionary()
+
+
+def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
+    """The configuration and the option of each group; composed once per initialisation of Hydra."""
+    known = _bases.setdefault(GlobalHydra.instance().config_loader(), {})
+    if overrides not in known:
+        config = compose("config", list(overrides), return_hydra_config=True)
+        choices = dict(config.hydra.runtime.choices)
+        with open_dict(config):
+            del config["hydra"]
+        known[overrides] = config, choices
+    return known[overrides]
 
 
 def _points(axis: str | ListConfig) -> list[list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bagua_bench.cell import cell_id, flatten
+from bagua_bench.network import settings
+from bagua_bench.network.shape import LINK_KEYS
 from bagua_bench.plan import Job
 from bagua_bench.records import Record
 from bagua_bench.training.phases import PHASES
@@ -23,13 +26,21 @@ CONSOLE = Console(highlight=False)
 
 @contextmanager
 def watching(title: str) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Show a progress bar; yields a function that takes the progress events of a run."""
+    """Show a progress bar, or where there is no terminal a line per phase; yields what takes a run's events."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[news]}"))
     with Progress(*columns, console=CONSOLE, transient=True) as progress:
-        bar = progress.add_task(f"{title}: starting", total=None, news="")
+        bar = progress.add_task("", total=None, news="")
+        phase = ""
+
+        def enter(new: str) -> str:
+            nonlocal phase
+            if new != phase and not CONSOLE.is_terminal:
+                print(f"{title}: {new}", file=sys.stderr, flush=True)
+            phase = new
+            return f"{title}: {new}"
 
         def watch(event: dict[str, Any]) -> None:
-            description = f"{title}: {event['phase']}"
+            description = enter(event["phase"])
             if "step" not in event:
                 progress.update(bar, description=description, news="")
                 return
@@ -37,6 +48,7 @@ def watching(title: str) -> Iterator[Callable[[dict[str, Any]], None]]:
             total = event["steps"] if event["phase"] == "timed" else None
             progress.update(bar, description=description, completed=event["step"], total=total, news=news)
 
+        progress.update(bar, description=enter("starting"))
         yield watch
 
 
@@ -69,10 +81,16 @@ def show_plan(jobs: Sequence[Job], todo: Sequence[Job], seconds: float | None) -
     for name, facts in flat.items():
         rounds = [job.round for job in jobs if cell_id(job.cell) == name]
         left = sum(cell_id(job.cell) == name for job in todo)
-        table.add_row(*(str(facts.get(key, "")) for key in keys), f"{len(rounds) - left} of {len(rounds)}")
+        shown = [_shown(key, facts.get(key, "")) for key in keys]
+        table.add_row(*shown, f"{len(rounds) - left} of {len(rounds)}")
     CONSOLE.print(table)
     time = "unknown before the first of them has run" if seconds is None else f"about {_seconds(seconds)}"
     CONSOLE.print(f"{len(todo)} runs to do; time: {time}")
+
+
+def _shown(key: str, value: Any) -> str:
+    group, _, name = key.partition(".")
+    return settings.text(name, value) if group == "network" and name in LINK_KEYS and value else str(value)
 
 
 def show(record: Record, path: Path) -> None:
@@ -92,7 +110,8 @@ def _table(name: str, record: Record) -> Table:
     scale = config["task"].get("scale", "")
     table = Table(title=f"{name}, scale {scale}, {record['ranks']} ranks, {record['source']}", show_header=False)
     low, high = result["throughput_interval"]
-    table.add_row("throughput", f"{result['throughput']:.4g} samples/s  (95 %: {low:.4g} ... {high:.4g})")
+    interval = f"  (95 %: {low:.4g} ... {high:.4g})" if low < high else ""
+    table.add_row("throughput", f"{result['throughput']:.4g} samples/s{interval}")
     total = sum(result["step_seconds"]) / len(result["step_seconds"])
     table.add_row("step", f"{_seconds(total)}, the slowest rank's, mean of {len(result['step_seconds'])}")
     for phase in PHASES:

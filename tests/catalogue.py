@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -50,6 +51,11 @@ def _register() -> None:
 
 def resolved(*overrides: str) -> dict[str, Any]:
     """The cell that the command line `overrides` stands for."""
+    return deepcopy(_resolved(*overrides))
+
+
+@cache
+def _resolved(*overrides: str) -> dict[str, Any]:
     _register()
     with initialize_config_dir(str(config.CONF), version_base=None):
         return compose_cell(overrides)

@@ -14,6 +14,8 @@ from bagua_bench import records
 from bagua_bench.config import CONF
 from bagua_bench.records import Record
 
+_UNDATED = {".pdf": {"CreationDate": None}}  # the same records give the same file
+
 
 def latest(found: list[Record]) -> list[Record]:
     """The good records of the newest code, one per cell and round."""
@@ -57,7 +59,7 @@ def main() -> int:
         figure_module.draw(rows, axes)
         path = target.with_name(f"{target.name}-{part}" if part else target.name)
         for suffix in (".pdf", ".png"):
-            figure.savefig(path.with_suffix(suffix), dpi=150)
+            figure.savefig(path.with_suffix(suffix), dpi=150, metadata=_UNDATED.get(suffix))
         plt.close(figure)
         rows.to_csv(path.with_suffix(".csv"), index=False)
         print(rows.to_string(index=False, float_format="%.4g"))

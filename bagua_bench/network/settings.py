@@ -43,7 +43,7 @@ def _asked(network: dict[str, Any], cluster: dict[str, Any]) -> str:
     for path, link in [("network", network), *((f"cluster.server.{k}", v) for k, v in cluster["server"].items())]:
         for key in LINK_KEYS:
             if link.get(key):
-                return f"{path}.{key}={_text(key, link[key])}"
+                return f"{path}.{key}={text(key, link[key])}"
     return "network.flow_rates" if network["flow_rates"] else ""
 
 
@@ -74,12 +74,12 @@ def problems(cell: dict[str, Any]) -> Iterator[str]:
 
 def _link_problems(path: str, given: dict[str, Any], link: dict[str, Any]) -> Iterator[str]:
     if given.get("bandwidth") is not None and given["bandwidth"] < _LEAST_RATE:
-        yield f"{path}.bandwidth={_text('bandwidth', given['bandwidth'])}: must be at least 8kbit; null is unlimited"
+        yield f"{path}.bandwidth={text('bandwidth', given['bandwidth'])}: must be at least 8kbit; null is unlimited"
     if not 0 <= given.get("loss", 0) <= 0.5:
-        yield f"{path}.loss={_text('loss', given['loss'])}: must be at most 50%"
+        yield f"{path}.loss={text('loss', given['loss'])}: must be at most 50%"
     if link["jitter"] and link["bandwidth"] is None:
         yield (
-            f"{path}.jitter={_text('jitter', link['jitter'])}: needs network.bandwidth, "
+            f"{path}.jitter={text('jitter', link['jitter'])}: needs network.bandwidth, "
             "as packets would overtake each other without a link that carries one at a time"
         )
 
@@ -89,7 +89,8 @@ def _not_below(path: str, number: str, limit: int) -> Iterator[str]:
         yield f"{path}: no such {path.split('.')[1].removeprefix('slow_').rstrip('s')}; allowed: 0 to {limit - 1}"
 
 
-def _text(key: str, value: float) -> str:
+def text(key: str, value: float) -> str:
+    """The value of a key of LINK_KEYS as one writes it: ('latency', 0.005) is '5ms'."""
     return units.text(value, _UNITS[key])
 
 
