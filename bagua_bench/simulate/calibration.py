@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,9 +188,19 @@ def _unknowns(known: Sequence[Known]) -> tuple[tuple[Parameter, ...], dict[str, 
     return NAMESPACES, {"transport": {name: GLOO for name, backend in transports.items() if backend == "gloo"}}
 
 
-def _cell(overrides: Sequence[str]) -> dict[str, Any]:
+def _cells(overrides: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
     with initialize_config_dir(str(config.CONF), version_base=None):
-        return compose_cell([*_STEPS, *overrides])
+        return [compose_cell([*_STEPS, *each]) for each in overrides]
+
+
+def _cell(overrides: Sequence[str]) -> dict[str, Any]:
+    return _cells([overrides])[0]
+
+
+@cache
+def _compute() -> dict[str, Any]:
+    compute: dict[str, Any] = _cell([])["compute"]
+    return compute
 
 
 def _with_cluster(cell: dict[str, Any], name: str) -> dict[str, Any]:
@@ -200,8 +211,8 @@ def _with_cluster(cell: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _published(folder: Path) -> list[Known]:
     known = []
-    for point in published.distinct(published.points(folder)):
-        cell = _cell(["cluster=bagua_paper", *point.overrides])
+    points = list(published.distinct(published.points(folder)))
+    for point, cell in zip(points, _cells(["cluster=bagua_paper", *p.overrides] for p in points), strict=True):
         made = case(cell, point.step_seconds(cell["task"]["batch"]))
         panel = f"{point.figure} {point.bandwidth:g} Gbit/s {point.latency:g} ms"
         role: Literal["fitted", "impossible"] = "fitted" if point.fitted and made.is_possible else "impossible"
@@ -211,8 +222,9 @@ def _published(folder: Path) -> list[Known]:
 
 def _end_to_end(folder: Path) -> list[Known]:
     known = []
-    for label, overrides, seconds in published.end_to_end(folder):
-        cell = _cell(["cluster=bagua_paper", *overrides])
+    runs = list(published.end_to_end(folder))
+    cells = _cells(["cluster=bagua_paper", *overrides] for _, overrides, _ in runs)
+    for (label, _, seconds), cell in zip(runs, cells, strict=True):
         known.append(Known("e2e_vgg16", "e2e_vgg16", label, case(cell, seconds), "fitted"))
     return known
 
@@ -239,7 +251,7 @@ def _point(rounds: Sequence[records.Record], selection: Selection) -> Known:
     cell = {**first["config"], "mode": "simulate"}
     cell["run"] = {**cell["run"], "steps": 1, "untimed": max(1, cell["run"]["untimed"])}
     if "compute" not in cell:  # computing was real, and is known
-        cell["compute"] = _cell([])["compute"]
+        cell["compute"] = _compute()
         cell["task"] = {**cell["task"], "step_seconds": _computing(rounds) / cell["run"]["accumulate"]}
     seconds = float(np.median([step for r in rounds for step in r["result"]["step_seconds"]]))
     network = cell["network"]
