@@ -38,15 +38,14 @@ _TORCH: dict[str, dict[str, Any]] = {
     "torch 4 ranks": {"per_site": 2},
     "torch 4 ranks 1gbit": {"link": 1e9, "per_site": 2},
 }
-CASES = (*_FLOWS, *_LINKS, "unlimited", "unlimited, torch face", "latency", "latency, torch face", *_TORCH)
+CASES = (*_FLOWS, *_LINKS, "unlimited", "latency", "latency, torch face", *_TORCH)
 IMPAIRED = "delay and loss"  # takes longer than all others: only by name
 
 
 def run(case: str, rounds: int) -> dict[str, Any]:
     """Measure one case; the record says what was measured, with what, and how it compares."""
     calls: dict[str, Callable[[int], dict[str, Any]]] = {
-        "unlimited": lambda r: _unlimited(r, _plugin(4)),
-        "unlimited, torch face": lambda r: _unlimited(r, _group(4)),
+        "unlimited": _unlimited,
         "latency": lambda r: _latency(r, _plugin(4)),
         "latency, torch face": lambda r: _latency(r, _group(4)),
         IMPAIRED: lossy.run,
@@ -95,11 +94,11 @@ def _limited(case: str, rounds: int) -> dict[str, Any]:
     return {**limits, "idle": idle, "summary": rows, "samples": [asdict(s) for s in found]}
 
 
-def _unlimited(rounds: int, plugin: Plugin) -> dict[str, Any]:
+def _unlimited(rounds: int) -> dict[str, Any]:
     messages = [(size * MIB, 4 if size < 16 else 2, max(20, 1500 // size)) for size in (1, 4, 16, 64)]
     found: list[Sample] = []
     for number in range(rounds):
-        samples = bench.streams(libraries.harness(), plugin, messages)
+        samples = bench.streams(libraries.harness(), _plugin(4), messages)
         found += [replace(sample, round=number) for sample in samples]
         with shaped.pair() as (a, b):
             rate = iperf3(a.prefix, b.prefix, b.address)
