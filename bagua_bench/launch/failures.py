@@ -45,6 +45,7 @@ def _raised(folder: Path, ranks_per_agent: int) -> list[tuple[int, float, str]]:
     for path in folder.glob("logs/**/error.json"):
         message = json.loads(path.read_text())["message"]
         text, extra = (message["message"], message["extraInfo"]) if isinstance(message, dict) else (message, {})
+        text = text.strip().partition("\n")[0]  # the rest is in the log
         lost_peer = text.startswith("CommError")
         server = int(path.relative_to(folder).parts[1])
         rank = server * ranks_per_agent + int(path.parent.name)

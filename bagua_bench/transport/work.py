@@ -24,6 +24,7 @@ class Job(Work):
         self._running = threading.Lock()  # free as soon as it has ended: an Event costs as much as a small operation
         self._running.acquire()
         self._error: BaseException | None = None
+        self._end: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
 
@@ -35,16 +36,15 @@ class Job(Work):
             self._error = error
         with self._lock:
             self._ended = True
-            future = self._future
+            end = self._end
         self._running.release()
-        if future is not None:
-            self._complete(future)
+        if end is not None:
+            end.set_result(None)
 
-    def _complete(self, future: torch.futures.Future[Any]) -> None:
-        if self._error is None:
-            future.set_result(self._value)
-        else:
-            future.set_exception(self._error)
+    def _outcome(self, _: object) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until it has ended; RuntimeError if it failed."""
@@ -74,12 +74,16 @@ class Job(Work):
         return self._value
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the tensors."""
+        """A future of the tensors; where the operation failed its value is a RuntimeError, in C++ as in Python.
+
+        (`Future.set_exception` only tells Python: DDP's reducer would take the exception for a list of tensors.)
+        """
         with self._lock:
             if self._future is None:
-                self._future = torch.futures.Future()
+                self._end = torch.futures.Future()
+                self._future = self._end.then(self._outcome)
                 if self._ended:
-                    self._complete(self._future)
+                    self._end.set_result(None)
             return self._future
 
 

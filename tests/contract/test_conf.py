@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hydra import initialize_config_dir
+from hydra import compose, initialize_config_dir
 
 from bagua_bench import campaign, config
 from bagua_bench.signature import SUITE_KEYS, arguments
@@ -46,6 +46,22 @@ def test_every_campaign_has_valid_cells_and_a_figure(name: str) -> None:
     for cell in cells:
         validate(cell)
     __import__(f"bagua_bench.figures.{chosen.figure}")
+
+
+def test_cells_that_share_their_groups_are_what_hydra_composes() -> None:
+    asked = [
+        ["task=bert_large", "task.scale=tiny", "run.steps=3"],
+        ["cluster=2x2", "network=1gbit", "cluster.server.1.bandwidth=100mbit", "cluster.slow_ranks.3=1.5"],
+        ["cluster=2x2", "network=1gbit", "network.flow_rates=[1gbit,200mbit]", "network.latency=5ms"],
+        ["task.batch=4", "task=bert_large", "algo=qadam", "algo.lr=1e-3", "++task.extra={a: 1}", "task.extra.a=2"],
+        ["task=bert_large", "run.steps=5", "mode=simulate"],
+    ]
+    asked.append(asked[0])  # nothing of the others is left behind
+    with initialize_config_dir(str(config.CONF), version_base=None):
+        for overrides in asked:
+            whole = compose("config", overrides, return_hydra_config=True)
+            choices = dict(whole.hydra.runtime.choices)
+            assert campaign.compose_cell(overrides) == config.resolve(compose("config", overrides), choices), overrides
 
 
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in every_option() if g in ("algo", "task")])

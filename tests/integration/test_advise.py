@@ -21,6 +21,9 @@ def test_advice_ranks_and_explains(tmp_path: Path) -> None:
     places = {line.split()[0]: number for number, line in reversed(list(enumerate(lines)))}
     assert places["bytegrad"] < places["gradient_allreduce"]
     assert "bandwidth-bound" in done.stdout
+    times_ddp = lines[0].split().index("times_ddp")
+    assert {line.split()[times_ddp] for line in lines if line.split()[0] == "ddp"} == {"1"}
+    assert float(lines[places["bytegrad"]].split()[times_ddp]) > 3
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ def test_every_algorithm_from_any_directory(tmp_path: Path, algo: str) -> None:
     assert done.returncode == 0, done.stderr
     for text in ("throughput", "95 %", "exposed communication", "per step and rank", "projected", "records.jsonl"):
         assert text in done.stdout
+    assert f"quadratic {algo} over gloo, 2 ranks: timed" in done.stderr, "no sign of progress without a terminal"
     [record] = recorded(tmp_path)
     assert (record["status"], record["source"], record["ranks"]) == ("done", "measured", 2)
     result = record["result"]
@@ -94,9 +96,9 @@ LONG = ["task=quadratic", "run.steps=1000000", "run.warmup=0", "run.timeout=6s"]
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
+def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
     """A long run, with both workers in their training loop."""
-    parent = start(tmp_path, *LONG)
+    parent = start(tmp_path, *LONG, *getattr(request, "param", ()))
     try:
         yield parent, _training(parent)
     finally:
@@ -142,12 +144,18 @@ def test_a_killed_rank_ends_the_run_with_its_name(running: Running, tmp_path: Pa
     assert leftovers(tmp_path) == []
 
 
-def test_a_stopped_rank_ends_the_run_after_the_time_out(running: Running, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("running", "reason"),
+    [([], r"rank \d: CommError: .*"), (["algo=ddp", "transport=bagua_net"], r"rank \d: .*bagua_net \w+: .*")],
+    indirect=["running"],
+    ids=["bytegrad", "ddp over bagua_net"],
+)
+def test_a_stopped_rank_ends_the_run_after_the_time_out(running: Running, tmp_path: Path, reason: str) -> None:
     parent, found = running
     found[0].suspend()
     assert parent.wait(60) == 1
     [record] = recorded(tmp_path)
-    assert "CommError" in record["reason"]
+    assert re.fullmatch(reason, record["reason"]), "one line"
     assert leftovers(tmp_path) == []
 
 
@@ -212,9 +220,11 @@ def test_a_campaign_resumes_where_it_stopped(tmp_path: Path) -> None:
 
 def test_a_dry_run_shows_the_cells_and_the_time_and_starts_nothing(tmp_path: Path) -> None:
     arguments = ["campaign=quick", "campaign.rounds=2", "task=quadratic", "run.steps=2"]
-    asked = bench(tmp_path, *arguments, "campaign.dry_run=true")
+    axes = "campaign.axes=['algo=ddp,bytegrad','network.bandwidth=100mbit,1gbit']"
+    asked = bench(tmp_path, *arguments, "campaign.dry_run=true", axes)
     assert asked.returncode == 0, asked.stderr
-    assert "6 runs to do" in asked.stdout and "unknown" in asked.stdout and "bytegrad" in asked.stdout
+    assert "8 runs to do" in asked.stdout and "unknown" in asked.stdout
+    assert all(text in asked.stdout for text in ("ddp", "bytegrad", "100mbit", "1gbit"))
     assert recorded(tmp_path, "quick") == []
     assert bench(tmp_path, "algo=bytegrad", *arguments).returncode == 0
     asked = bench(

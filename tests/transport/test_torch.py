@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.transport.harness.pair import GROUP, Pair
@@ -282,6 +284,44 @@ def test_a_rank_that_dies_is_an_error_within_a_second() -> None:
     survivor, _ = outcomes("bagua_net", 2, _die)
     assert isinstance(survivor, float)
     assert survivor < 1.0
+
+
+def _die_under_ddp(comm: TorchComm) -> str:
+    """DDP's reducer waits for futures in C++, and takes their values for tensors."""
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300)), process_group=comm.group)
+    model(torch.ones(4, 300)).sum().backward()
+    if comm.rank == 1:
+        os._exit(1)
+    with pytest.raises(RuntimeError) as raised:
+        for _ in range(100):
+            model(torch.ones(4, 300)).sum().backward()
+    return str(raised.value)
+
+
+def test_a_rank_that_dies_is_an_error_of_ddp() -> None:
+    survivor, _ = outcomes("bagua_net", 2, _die_under_ddp)
+    assert isinstance(survivor, str), survivor
+    assert re.search(r"bagua_net all_reduce: .*(peer|stream)", survivor)
+
+
+def _late_future(comm: TorchComm) -> None:
+    group = dist.new_group(backend="bagua_net", timeout=timedelta(seconds=1))
+    if comm.rank == 1:
+        time.sleep(2)
+        return
+    works = [dist.all_reduce(torch.ones(10), group=group, async_op=True) for _ in range(2)]
+    early = works[0].get_future()
+    with pytest.raises(RuntimeError, match="timed out"):
+        early.wait()
+    with pytest.raises(RuntimeError):
+        works[1].wait()
+    for future in (early.then(lambda f: f.value()), works[1].get_future()):  # asked for before it failed, and after
+        with pytest.raises(RuntimeError, match="bagua_net all_reduce"):
+            future.wait()
+
+
+def test_the_future_of_what_failed_is_an_error() -> None:
+    run("bagua_net", 2, _late_future)
 
 
 def _refuses(comm: TorchComm) -> None:

@@ -68,8 +68,9 @@ def test_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bagua_bench.figures", "quick", "--results", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "bytegrad" in done.stdout
-    made = {p.name for p in (tmp_path / "figures").iterdir()}
-    assert made == {"quick.pdf", "quick.png", "quick.csv"}
+    made = {p.name: p.read_bytes() for p in (tmp_path / "figures").iterdir()}
+    assert set(made) == {"quick.pdf", "quick.png", "quick.csv"}
+    assert b"CreationDate" not in made["quick.pdf"], "drawn again, it would be another file"
     drawn = pd.read_csv(tmp_path / "figures" / "quick.csv").set_index("algorithm")
     assert drawn.loc["ddp", "samples_per_second"] == 10.4, "records of older code are left out"
 
