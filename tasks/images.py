@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
@@ -24,6 +22,9 @@ class Digits(Dataset[tuple[Tensor, int]]):
     """8 x 8 handwritten digits, upsampled to (3, image, image) and normalised; a fixed, stratified split."""
 
     def __init__(self, image: int, train: bool) -> None:
+        from sklearn.datasets import load_digits  # two seconds that other data, emulation and simulation do without
+        from sklearn.model_selection import train_test_split
+
         pixels, labels = load_digits(return_X_y=True)
         parts = train_test_split(pixels, labels, test_size=DIGITS_TEST, stratify=labels, random_state=0)
         pixels, labels = (parts[0], parts[2]) if train else (parts[1], parts[3])

@@ -66,7 +66,7 @@ def _processes(
     size: int, body: Body, args: tuple[Any, ...], per_server: int, timeout: float, backend: str = "gloo"
 ) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.ranks", "tasks.vgg16", "tasks.quadratic"])
+    context.set_forkserver_preload(["tests.ranks", "tasks.vgg16", "tasks.quadratic", "sklearn.model_selection"])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
         processes = [
