@@ -82,7 +82,7 @@ def test_independent_tools_see_the_same_network(backend: str) -> None:
     with star.up(shape(backend, "network.bandwidth=100mbit", "network.latency=5ms")) as network:
         a, b = network.hosts
         rates = {"probe": probe.goodput(a, b, 10e-3), "iperf3": accuracy.iperf3(a.prefix, b.prefix, b.address)}
-        times = {"probe": min(probe.rtt(a, b) for _ in range(3)), "ping": accuracy.ping(a, b)}
+        times = {"probe": probe.rtt(a, b), "ping": accuracy.ping(a, b)}
     for tool, rate in rates.items():
         assert rate is None or 30e6 < rate < 105e6, tool  # None: not installed; a busy machine is slower
     for tool, seconds in times.items():
