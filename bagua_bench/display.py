@@ -29,18 +29,15 @@ def watching(title: str) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Show a progress bar, or where there is no terminal a line per phase; yields what takes a run's events."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[news]}"))
     with Progress(*columns, console=CONSOLE, transient=True) as progress:
-        bar = progress.add_task("", total=None, news="")
+        bar = progress.add_task(f"{title}: starting", total=None, news="")
         phase = ""
 
-        def enter(new: str) -> str:
-            nonlocal phase
-            if new != phase and not CONSOLE.is_terminal:
-                print(f"{title}: {new}", file=sys.stderr, flush=True)
-            phase = new
-            return f"{title}: {new}"
-
         def watch(event: dict[str, Any]) -> None:
-            description = enter(event["phase"])
+            nonlocal phase
+            description = f"{title}: {event['phase']}"
+            if event["phase"] != phase and not CONSOLE.is_terminal:
+                print(description, file=sys.stderr, flush=True)
+            phase = event["phase"]
             if "step" not in event:
                 progress.update(bar, description=description, news="")
                 return
@@ -48,7 +45,6 @@ def watching(title: str) -> Iterator[Callable[[dict[str, Any]], None]]:
             total = event["steps"] if event["phase"] == "timed" else None
             progress.update(bar, description=description, completed=event["step"], total=total, news=news)
 
-        progress.update(bar, description=enter("starting"))
         yield watch
 
 

@@ -39,7 +39,8 @@ def _setting(part: str, compose: Compose) -> tuple[tuple[str, ...], tuple[Any, .
         values = list(override.sweep_string_iterator()) if swept else [part.partition("=")[2]]
         cells = [compose([f"{key}={value}"]) for value in values]
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise ValueError(f"--fit {part}: expected settings as on the command line, KEY=VALUE,VALUE: {error}") from None
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"--fit {part}: expected settings as on the command line, KEY=VALUE,VALUE: {why}") from None
     path = (key, "name") if "." not in key and isinstance(cells[0].get(key), dict) else tuple(key.split("."))
     return path, tuple(_value(cell, path) for cell in cells)
 

@@ -232,8 +232,9 @@ def test_without_a_selection_all_records_are_fitted(own: Path) -> None:
     ("vgg16", "--fit vgg16"),
 ])  # fmt: skip
 def test_a_selection_that_cannot_be_is_refused(own: Path, chosen: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as refused:
         calibration.open_source("mine", own.parent, [own], chosen)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_selection_needs_records() -> None:
