@@ -226,6 +226,24 @@ def _sent(site: shaped.Site) -> list[int]:
     return [int(site.run("cat", f"/sys/class/net/bb{k}/statistics/tx_bytes")) for k in range(2)]
 
 
+def test_a_small_message_is_not_acknowledged_alone(built: tuple[object, object]) -> None:
+    if reason := shaped.unavailable():
+        pytest.skip(reason)
+    with (
+        shaped.pair() as (a, b),
+        Pair(*built, "ncclNetPlugin_v12", {"NCCL_SOCKET_IFNAME": "bb0"}, (a.prefix, b.prefix)) as pair,  # type: ignore[arg-type]
+    ):
+        pair.link()
+        pair.link_back()
+        pair.pingpong(size=8, count=21, idle=0)
+        time.sleep(0.2)  # the kernel's timer acknowledges the last one, and forgets that it had been asked to wait
+        packets = "/sys/class/net/bb0/statistics/tx_packets"
+        before = int(a.run("cat", packets))
+        pair.pingpong(size=8, count=4000, idle=0)
+        sent = int(a.run("cat", packets)) - before
+        assert 4000 <= sent < 1.75 * 4000  # the messages, and one acknowledgement for two of those that came
+
+
 def test_the_counters_of_every_open_comm_can_be_read(start: Start) -> None:
     pair = start()
     for name in ("x", "z"):

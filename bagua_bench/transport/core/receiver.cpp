@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kCallsPerStream = 16;  // bounded work
 constexpr uint32_t kBulk = 16 << 10;  // a longer rest is read straight into place, with the next header behind it
+constexpr uint64_t kRemind = 64;  // chunks after which the kernel may have forgotten what it was told
 constexpr uint32_t kGather = 256 << 10;  // bytes worth being woken up
 
 }  // namespace
@@ -165,7 +166,8 @@ bool Connection::open_chunk(Stream& s) {
 void Connection::close_chunk(Stream& s) {
     Request& r = *s.in.request;
     s.in.request = nullptr;
-    ++s.counters.chunks_received;
+    const bool remind = ++s.counters.chunks_received % kRemind == 0;
+    if (remind && r.size <= Schedule::kSmall) save_acknowledgements(s.socket.fd());
     if (settings_.crc && s.in.crc != s.in.head.crc)
         return fail(Code::remote, "stream " + std::to_string(s.index) + " from " + s.where + ": wrong checksum");
     if (r.moved == r.size) finish(r);

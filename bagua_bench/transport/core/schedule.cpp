@@ -24,6 +24,7 @@ constexpr uint64_t kAlone = 3 << 20;  // ... and bytes: what a caller that sleep
 constexpr int64_t kLook = 10 * kMicrosecond;  // between two questions to the kernel about one stream
 constexpr int64_t kSample = 10 * kMillisecond;
 constexpr uint64_t kEnough = 1 << 20;  // bytes in a sample that tell something even if the stream was idle in it
+constexpr uint64_t kUnsaid = 4096;  // bytes that may have arrived long ago: their acknowledgement waits for company
 constexpr int64_t kStale = kSecond;
 constexpr double kTrial = 0.125;  // of the mean rate: what a stream is given that was slow and not used for long
 constexpr double kFaster = 0.5, kSlower = 0.25;  // how much one sample moves the estimate
@@ -131,7 +132,7 @@ void Schedule::look(Stream& s, int64_t now) {
     s.pace.looked = now;
     s.pace.written_then = s.pace.written;
     s.counters.queued_max = std::max(s.counters.queued_max, s.pace.queued);
-    if (queued == 0) s.pace.ran_dry = true;
+    if (s.pace.queued <= kUnsaid) s.pace.ran_dry = true;
     if (now - s.pace.sample_began >= kSample) sample(s, now);
 }
 
@@ -163,7 +164,7 @@ void Schedule::sample(Stream& s, int64_t now) {
     p.acknowledged_then = acknowledged;
     p.limited_then = info.tcpi_rwnd_limited;
     p.sample_began = now;
-    p.ran_dry = p.queued == 0;
+    p.ran_dry = p.queued <= kUnsaid;
 }
 
 }  // namespace bagua

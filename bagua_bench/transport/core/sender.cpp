@@ -14,6 +14,28 @@ namespace bagua {
 namespace {
 
 constexpr int kChunksPerCall = 64;  // bounded work
+constexpr size_t kOnePiece = 1024;  // bytes that are copied together sooner than the kernel gathers two pieces
+
+// Hand header and payload to the kernel, from `done` on; what it took, or -1.
+ssize_t push(int fd, const Outgoing& out) {
+    constexpr int flags = MSG_DONTWAIT | MSG_NOSIGNAL;
+    const auto* head = reinterpret_cast<const unsigned char*>(&out.head);
+    unsigned char* data = out.request->data + out.head.offset;
+    const size_t whole = sizeof out.head + out.head.length;
+    if (whole <= kOnePiece) {
+        unsigned char piece[kOnePiece];
+        std::copy_n(data, out.head.length, std::copy_n(head, sizeof out.head, piece));
+        return send(fd, piece + out.done, whole - out.done, flags);
+    }
+    const size_t header = std::min(out.done, sizeof out.head), payload = out.done - header;
+    iovec parts[2] = {{const_cast<unsigned char*>(head) + header, sizeof out.head - header},
+                      {data + payload, out.head.length - payload}};
+    const int skip = parts[0].iov_len == 0;
+    msghdr message{};
+    message.msg_iov = parts + skip;
+    message.msg_iovlen = size_t(2 - skip);
+    return sendmsg(fd, &message, flags);
+}
 
 }  // namespace
 
@@ -56,14 +78,7 @@ bool Connection::write(Stream& s) {
     const size_t whole = sizeof out.head + out.head.length;
     const size_t before = out.done;
     while (out.done < whole) {
-        const size_t header = std::min(out.done, sizeof out.head), payload = out.done - header;
-        iovec parts[2] = {{reinterpret_cast<char*>(&out.head) + header, sizeof out.head - header},
-                          {out.request->data + out.head.offset + payload, out.head.length - payload}};
-        const int skip = parts[0].iov_len == 0;
-        msghdr message{};
-        message.msg_iov = parts + skip;
-        message.msg_iovlen = size_t(2 - skip - (parts[1].iov_len == 0));
-        const ssize_t n = sendmsg(s.socket.fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        const ssize_t n = push(s.socket.fd(), out);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == ENOBUFS)) {
             s.writable = false;

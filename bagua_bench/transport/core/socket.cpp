@@ -165,6 +165,8 @@ void tune(int fd, int64_t timeout_ns) {
     set(fd, IPPROTO_TCP, TCP_KEEPCNT, std::max(1, seconds / interval - 2));
 }
 
+void save_acknowledgements(int fd) { set(fd, IPPROTO_TCP, TCP_QUICKACK, 0); }
+
 std::string peer_text(int fd) {
     Address address;
     socklen_t size = sizeof address.storage;

@@ -66,6 +66,10 @@ Status begin_connect(const Interface& from, const Address& to, Socket* out);
 // No delay for small messages; the kernel reports a dead path of an idle stream within `timeout_ns`.
 void tune(int fd, int64_t timeout_ns);
 
+// Acknowledgements of small messages wait for data that goes back, or for one another: alone, each takes both sides as
+// much time as a message. Until the stream has been idle for the time of a delayed acknowledgement.
+void save_acknowledgements(int fd);
+
 std::string peer_text(int fd);
 std::string error_text(int error);
 

@@ -50,7 +50,8 @@ struct Pace {
 };
 
 struct Stream {
-    static constexpr size_t kStage = 8192 + sizeof(ChunkHeader);
+    // One small message, and room to see that nothing follows: a full buffer would have to be asked once more.
+    static constexpr size_t kStage = 8192 + 2 * sizeof(ChunkHeader);
 
     Socket socket;
     int index = 0;
@@ -64,7 +65,7 @@ struct Stream {
     Incoming in;
     Pace pace;
     Counters counters;
-    // Bytes read ahead, at most one small message: one system call brings header and payload.
+    // Bytes read ahead: one system call brings header and payload.
     size_t stage_begin = 0, stage_end = 0;
     unsigned char stage[kStage];
     size_t staged() const { return stage_end - stage_begin; }

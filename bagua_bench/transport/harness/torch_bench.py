@@ -60,7 +60,8 @@ def compare(
     flow: float | None = None,
     link: float | None = None,
 ) -> list[dict[str, Any]]:
-    """All-reduce of (bytes, repetitions per round) on two sites: medians of the slowest rank's seconds, their ratio.
+    """All-reduce of (bytes, repetitions per round) on two sites: medians over the rounds of the slowest rank's mean
+    seconds, and their ratio.
 
     `flow` limits every connection, `link` all together, in bits/s.
     """
@@ -78,7 +79,7 @@ def compare(
                 process.stdin.flush()
             answers = [_hear(process) for process in processes]
             times = [answer["seconds"] for answer in answers]
-            slowest = {key: [max(t[key][k] for t in times) for k in range(rounds * repeat)] for key in times[0]}
+            slowest = {key: [max(t[key][k] for t in times) for k in range(rounds)] for key in times[0]}
             row: dict[str, Any] = {
                 "bytes": size,
                 "ranks": len(processes),
