@@ -50,9 +50,13 @@ def main() -> int:
 
     name = OmegaConf.load(CONF / "campaign" / f"{arguments.campaign}.yaml").figure
     figure_module = import_module(f"bagua_bench.figures.{name}")
+    try:
+        data = figure_module.table(found)
+    except ValueError as error:
+        print(f"{path}: {error}", file=sys.stderr)
+        return 2
     target = arguments.results / "figures" / arguments.campaign
     target.parent.mkdir(parents=True, exist_ok=True)
-    data = figure_module.table(found)
     parts = figure_module.parts(data) if hasattr(figure_module, "parts") else {"": data}
     for part, rows in parts.items():
         figure, axes = plt.subplots(figsize=(5, 3.6), layout="constrained")

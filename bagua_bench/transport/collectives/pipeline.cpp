@@ -7,7 +7,7 @@ namespace bagua {
 
 namespace {
 
-constexpr size_t kLeast = 64 << 10, kMost = 256 << 10, kParts = 4;
+constexpr size_t kLeast = 128 << 10, kMost = 256 << 10, kParts = 4;
 
 }  // namespace
 
