@@ -29,7 +29,8 @@ class Quantity(NamedTuple):
 
 
 def _bandwidth(cell: dict[str, Any]) -> float:
-    return float(cell["network"]["bandwidth"]) / 1e9
+    limit = cell["network"]["bandwidth"]
+    return float("inf") if limit is None else float(limit) / 1e9
 
 
 def _slowness(cell: dict[str, Any]) -> float:

@@ -83,16 +83,6 @@ def test_command_errors(tmp_path: Path, name: str, message: str) -> None:
     assert message in done.stderr
 
 
-def test_records_that_are_no_sweep_are_refused_in_one_line(tmp_path: Path) -> None:
-    for record in campaign(RATES):
-        records.append(tmp_path / "tradeoff_bandwidth" / "records.jsonl", record)
-    command = [sys.executable, "-m", "bagua_bench.figures", "tradeoff_bandwidth", "--results", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "of one point only" in done.stderr
-    assert not (tmp_path / "figures").exists()
-
-
 def test_transports_are_compared_to_gloo_for_each_algorithm() -> None:
     from matplotlib import pyplot as plt
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -44,6 +47,16 @@ def test_a_bandwidth_sweep_has_a_row_per_algorithm_and_point() -> None:
     assert len(axes.get_legend_handles_labels()[0]) == 2
     [own] = axes.child_axes
     assert "1 : 100" in own.get_xlabel()
+
+
+def test_records_of_one_point_are_refused_in_one_line(tmp_path: Path) -> None:
+    for algo in ("ddp", "bytegrad"):
+        records.append(tmp_path / "tradeoff_bandwidth" / "records.jsonl", record(10, f"algo={algo}"))
+    command = [sys.executable, "-m", "bagua_bench.figures", "tradeoff_bandwidth", "--results", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "of one point only" in done.stderr
+    assert not (tmp_path / "figures").exists()
 
 
 @pytest.mark.parametrize(

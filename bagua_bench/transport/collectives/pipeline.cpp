@@ -7,6 +7,7 @@ namespace bagua {
 
 namespace {
 
+// With more ranks than cores every slice costs a turn of the scheduler.
 constexpr size_t kLeast = 128 << 10, kMost = 256 << 10, kParts = 4;
 
 }  // namespace
