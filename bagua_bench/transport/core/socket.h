@@ -66,8 +66,8 @@ Status begin_connect(const Interface& from, const Address& to, Socket* out);
 // No delay for small messages; the kernel reports a dead path of an idle stream within `timeout_ns`.
 void tune(int fd, int64_t timeout_ns);
 
-// Acknowledgements of small messages wait for data that goes back, or for one another: alone, each takes both sides as
-// much time as a message. Until the stream has been idle for the time of a delayed acknowledgement.
+// Acknowledgements of small messages wait for data that goes back, or for one another: alone, each takes time on both
+// sides that the next message waits for. The kernel forgets it when its timer for delayed acknowledgements fires.
 void save_acknowledgements(int fd);
 
 std::string peer_text(int fd);
