@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,45 @@ def test_a_second_claim_to_a_stream_is_refused(start: Start) -> None:
         assert receive(first, 8)
         with join(target, 0, 1, identity) as second:
             assert second.recv(8) == b""
-        with join(target, 1, 1, identity) as pulse:
+        with join(target, 1, 1, identity) as receipts, join(target, 2, 1, identity) as pulse:
+            assert receive(receipts, 8)
             assert receive(pulse, 8)
             assert pair.b.hear()["result"] == 0
+
+
+@pytest.mark.parametrize("receipt", ["too early", "missing", "and good-bye"])
+def test_a_lent_message_is_over_when_its_receipt_says_so(start: Start, receipt: str) -> None:
+    from bagua_bench.transport.harness.strangers import MAGIC, Target, join, receive
+
+    pair = start(environment={"BAGUA_NET_STREAMS": "1"})
+    target = Target.of(pair.a.ask("listen", name="l")["handle"])
+    pair.a.tell("link", connect={}, accept={"x": "l"})
+    stream, receipts, _ = sockets = [join(target, index, 1, bytes(range(8))) for index in range(3)]
+    assert [receive(s, 8) for s in sockets] == [struct.pack("<Q", MAGIC)] * 3
+    assert pair.a.hear()["result"] == 0
+    size, last = 16 * 2**20, 10
+    pair.a.tell("stream", name="x", sending=True, size=size, count=20, window=1, patience=2)
+    for message in range(last + 1):
+        left = size
+        while left > 0:
+            number, _, length, total, _, _, asked = struct.unpack_from("<7I", receive(stream, 64))
+            assert (number, total) == (message, size)
+            if asked and receipt == "too early":
+                break  # the kernel cannot have taken all of it
+            receive(stream, length)
+            left -= length
+        if asked and not (message == last and receipt == "missing"):
+            receipts.sendall(struct.pack("<I", message))
+        if left > 0:
+            break
+    assert asked, "the way is short, and known to be"
+    if receipt == "and good-bye":
+        for s in sockets:
+            s.close()
+    outcome = pair.a.hear()
+    assert outcome["result"] == {"too early": 6, "missing": -1, "and good-bye": 6}[receipt]
+    if receipt != "too early":
+        finished = last + (receipt == "and good-bye")
+        assert outcome["messages"] == finished - 2, "the first tenth of the messages is not counted"
+    for s in sockets:
+        s.close()

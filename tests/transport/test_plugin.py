@@ -39,12 +39,37 @@ def test_a_message_of_every_kind_of_size_arrives_whole(start: Start, size: int) 
 
 
 @pytest.mark.parametrize(
-    "environment", [{}, {"BAGUA_NET_CRC": "1"}, {"BAGUA_NET_STREAMS": "1"}, {"BAGUA_NET_STREAMS": "13"}]
+    "environment",
+    [
+        {},
+        {"BAGUA_NET_CRC": "1"},
+        {"BAGUA_NET_STREAMS": "1"},
+        {"BAGUA_NET_STREAMS": "13"},
+        {"BAGUA_NET_ZERO_COPY": "0"},
+    ],
 )
 def test_random_sizes_and_contents_with_32_in_flight(start: Start, environment: dict[str, str]) -> None:
     pair = start(environment=environment)
     pair.link()
     pair.stream(size=MIB, count=150, window=32, check=11)
+
+
+@pytest.mark.parametrize("wanted", ["1", "0"])
+def test_large_messages_are_not_copied_unless_asked_to(start: Start, wanted: str) -> None:
+    pair = start(environment={"BAGUA_NET_ZERO_COPY": wanted})
+    pair.link()
+    pair.stream(size=MIB, count=100, window=4)
+    streams = pair.a.ask("report", name="x.s")["streams"]
+    share = sum(s["bytes_zero_copy"] for s in streams) / sum(s["bytes_sent"] for s in streams)
+    assert share > 0.8 if wanted == "1" else share == 0
+
+
+def test_where_no_pipe_can_be_had_messages_are_copied(start: Start) -> None:
+    pair = start()
+    pair.link()
+    pair.a.ask("use_all_files")
+    pair.stream(size=4 * MIB, count=40, window=4, check=9)
+    assert sum(s["bytes_zero_copy"] for s in pair.a.ask("report", name="x.s")["streams"]) == 0
 
 
 def test_many_messages_of_eight_bytes(start: Start) -> None:

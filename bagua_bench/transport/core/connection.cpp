@@ -24,16 +24,22 @@ Connection::Connection(const Settings& settings, std::vector<Socket> sockets, co
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
     pulse_ = watch_pulse(std::move(sockets.back()), settings.timeout);
     sockets.pop_back();
+    receipts_.socket = std::move(sockets.back());
+    sockets.pop_back();
+    const auto watch = [this, &settings](int fd, Stream* stream) {
+        tune(fd, settings.timeout);
+        epoll_event event{};
+        event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+        event.data.ptr = stream;
+        epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+    };
+    watch(receipts_.socket.fd(), nullptr);
     peer_ = peer_text(sockets[0].fd());
     for (auto& socket : sockets) {
         auto stream = std::make_unique<Stream>();
         stream->index = int(streams_.size());
         stream->where = peer_text(socket.fd());
-        tune(socket.fd(), settings.timeout);
-        epoll_event event{};
-        event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-        event.data.ptr = stream.get();
-        epoll_ctl(epoll_, EPOLL_CTL_ADD, socket.fd(), &event);
+        watch(socket.fd(), stream.get());
         stream->socket = std::move(socket);
         streams_.push_back(std::move(stream));
     }
@@ -45,6 +51,7 @@ Connection::Connection(const Settings& settings, std::vector<Socket> sockets, co
 }
 
 Connection::~Connection() {
+    hang_up();
     drop_pulse(pulse_);
     if (epoll_ >= 0) close(epoll_);
 }
@@ -58,7 +65,7 @@ Request* Connection::post(std::vector<Request>& window, uint32_t* next, void* da
     r.tag = tag;
     r.size = size;
     r.taken = r.moved = 0;
-    r.opened = false;
+    r.opened = r.receipt = false;
     return &r;
 }
 
@@ -92,22 +99,24 @@ bool Connection::progress() {
     if (!status_) return false;
     const int64_t now = now_ns();
     if (resting(now)) return false;
-    bool moved = pump_sends();
+    bool moved = pump_receipts();
+    moved |= pump_sends();
     moved |= pump_receives();
     const bool due = moved && ++calls_ % kEventsEvery == 0;  // a busy stream must not hide the others
     const bool ask = due || (!moved && now - asked_ >= kDense);
     if (ask && status_ && collect_events(0) && !moved) {
-        moved = pump_sends();
+        moved = pump_receipts();
+        moved |= pump_sends();
         moved |= pump_receives();
     }
     if (!moved && status_) check_life(now);
     return moved;
 }
 
-// Nothing is to be received, and nothing can be sent before wake_at_.
+// Nothing is to be received, not even a receipt, and nothing can be sent before wake_at_.
 bool Connection::resting(int64_t now) const {
     const auto writing = [](const auto& s) { return s->out.request != nullptr; };
-    const bool later = pending_receives_ == 0 && pending_sends_ > 0 && now < wake_at_;
+    const bool later = pending_receives_ + awaited_ == 0 && pending_sends_ > 0 && now < wake_at_;
     return later && std::none_of(streams_.begin(), streams_.end(), writing);
 }
 
@@ -122,6 +131,8 @@ bool Connection::collect_events(int64_t nanoseconds) {
     const int count = epoll_pwait2(epoll_, events, kMaxStreams, &limit, nullptr);
     asked_ = now_ns();
     for (int i = 0; i < count; ++i) {
+        receipts_.readable |= !events[i].data.ptr;
+        if (!events[i].data.ptr) continue;
         auto& s = *static_cast<Stream*>(events[i].data.ptr);
         const bool broken = events[i].events & (EPOLLERR | EPOLLHUP);
         s.readable |= broken || events[i].events & (EPOLLIN | EPOLLRDHUP);
@@ -142,7 +153,7 @@ void Connection::check_life(int64_t now) {
     }
     // A parked stream holds later messages only: it cannot bring what is pending.
     const auto over = [](const auto& s) { return s->ended || (s->closed && s->parked); };
-    if (pending() && std::all_of(streams_.begin(), streams_.end(), over))
+    if (pending() && receipts_.over && std::all_of(streams_.begin(), streams_.end(), over))
         return fail(Code::remote, "peer " + peer_ + " closed the connection");
     if (now - checked_ < kCheck) return;
     checked_ = now;
@@ -165,7 +176,15 @@ void Connection::fail(Code code, const std::string& text) {
     if (!status_) return;
     status_ = {code, text};
     if (settings_.log) settings_.log(Level::warning, "bagua-net: " + text);
-    for (auto& s : streams_) shutdown(s->socket.fd(), SHUT_RDWR);  // the peer shall know at once
+    hang_up();  // the peer shall know at once
+}
+
+// What was lent may be overwritten from now on: the kernel must not go on sending it.
+void Connection::hang_up() {
+    const auto lent = [](const Request& r) { return r.state == Request::State::pending && r.receipt; };
+    const bool drop = std::any_of(sends_.begin(), sends_.end(), lent);
+    for (auto& s : streams_) drop ? reset(s->socket.fd()) : shut(s->socket.fd());
+    shut(receipts_.socket.fd());
 }
 
 }  // namespace bagua

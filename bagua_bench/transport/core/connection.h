@@ -1,11 +1,12 @@
 // Messages over several streams between two processes, both directions. Not thread-safe: the faces lock.
 //
 // If one stream fails, the connection fails: every pending request ends with the same error, which names the stream
-// and the cause. (Dropping the stream and sending its chunks again would need acknowledgements of our own, because
+// and the cause. (Dropping the stream and sending its chunks again would need an acknowledgement of each, because
 // nobody can say which bytes of a dead TCP stream arrived.)
 
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "settings.h"
 #include "status.h"
 #include "stream.h"
+#include "zero_copy.h"
 
 namespace bagua {
 
@@ -32,13 +34,25 @@ struct Request {
     uint32_t taken = 0;  // bytes promised to streams (sending) or announced by headers (receiving)
     uint32_t moved = 0;  // bytes written to or read from the kernel
     bool opened = false;  // a first chunk was taken or announced: `size` is final
+    bool receipt = false;  // over when the receiver has said that it has everything
+};
+
+// Numbers of messages that have arrived, on a socket of their own: on the streams a message that nobody has posted yet
+// would hold them up.
+struct Receipts {
+    Socket socket;
+    bool readable = true, over = false;
+    std::deque<Request*> owed;  // whole, and the sender does not know yet
+    size_t given = 0;  // bytes of the first of them that are written
+    unsigned char come[64 * sizeof(uint32_t)];
+    size_t got = 0;  // bytes of it, less than a number's when they have been seen to
 };
 
 class Connection {
   public:
     static constexpr uint32_t kWindow = 64;  // open requests per direction
 
-    // `sockets`: connected and shaken hands, the pulse last.
+    // `sockets`: connected and shaken hands, receipts and pulse last.
     Connection(const Settings& settings, std::vector<Socket> sockets, const std::string& interfaces,
                uint64_t name);
     ~Connection();
@@ -76,6 +90,11 @@ class Connection {
     bool pump_sends();
     bool write(Stream& stream);
     void take(Stream& stream, uint32_t length);
+    ssize_t push(const Stream& stream, size_t* lent);
+    bool pump_receipts();
+    void give_receipts();
+    void take_receipts();
+    void take_receipt(uint32_t number);
     bool pump_receives();
     void await(Stream& stream);
     bool read(Stream& stream, bool may_ask);
@@ -90,11 +109,14 @@ class Connection {
     void check_life(int64_t now);
     Request* post(std::vector<Request>& window, uint32_t* next, void* data, uint32_t size, uint32_t tag);
     void finish(Request& request);
+    void hang_up();
     void stream_failed(const Stream& stream, int error);
 
     Settings settings_;
     std::string peer_;
     std::vector<std::unique_ptr<Stream>> streams_;
+    Receipts receipts_;
+    PagePipe pages_;
     int epoll_ = -1;
     Status status_;
     Schedule schedule_;
@@ -103,6 +125,8 @@ class Connection {
     uint32_t cursor_ = 0;  // sequence that the next chunk is cut from
     uint64_t unwritten_ = 0;  // bytes posted and not yet promised to a stream
     int pending_sends_ = 0, pending_receives_ = 0;
+    unsigned turn_ = 0;  // chunks that might have been lent
+    int awaited_ = 0;  // sends that only lack their receipts
     size_t likely_ = 0;  // stream that brought the last small message
     unsigned calls_ = 0;
     int64_t wake_at_ = 0;  // when a stream should have room; 0 = not known

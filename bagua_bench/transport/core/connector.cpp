@@ -27,7 +27,7 @@ Connector::Connector(const Settings& settings, const std::vector<Interface>& int
     else if (!random_bytes(id_, kId))
         last_ = {Code::system, "no random bytes: " + error_text(errno)};
     else
-        legs_.resize(size_t(std::clamp(settings.streams, 1, kMaxStreams)) + 1);
+        legs_.resize(size_t(std::clamp(settings.streams, 1, kMaxStreams)) + kOthers);
 }
 
 Status Connector::step(std::unique_ptr<Connection>* out) {
@@ -63,7 +63,8 @@ Status Connector::step(std::unique_ptr<Connection>* out) {
 Status Connector::begin(Leg& leg, size_t index) {
     const Address& to = addresses_[index % addresses_.size()];
     if (Status status = begin_connect(interfaces_[index % interfaces_.size()], to, &leg.socket); !status) return status;
-    leg.hello = {kMagic, kVersion, uint16_t(settings_.crc), uint16_t(legs_.size() - 1), uint16_t(index), name_, {}, {}};
+    const auto streams = uint16_t(legs_.size() - kOthers);
+    leg.hello = {kMagic, kVersion, uint16_t(settings_.crc), streams, uint16_t(index), name_, {}, {}};
     std::memcpy(leg.hello.id, id_, kId);
     if (!random_bytes(leg.hello.nonce, kNonce)) return {Code::system, "no random bytes: " + error_text(errno)};
     leg.state = State::connecting;

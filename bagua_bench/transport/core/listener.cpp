@@ -109,7 +109,7 @@ Listener::Step Listener::advance(Caller& c) {
 Listener::Step Listener::challenge(Caller& c) {
     const Hello& h = c.hello;
     if (h.magic != kMagic || h.version != kVersion || h.crc > 1 || h.streams < 1 || h.streams > kMaxStreams ||
-        h.index > h.streams)
+        h.index >= h.streams + kOthers)
         return Step::refuse;
     Challenge challenge;
     if (!random_bytes(challenge.nonce, kNonce)) return Step::refuse;
@@ -128,7 +128,7 @@ Listener::Step Listener::join(Caller& c, int64_t now) {
         if (partial_.size() >= kMaxPartial) return Step::refuse;
         Partial fresh;
         fresh.hello = c.hello;
-        fresh.sockets.resize(size_t(c.hello.streams) + 1);
+        fresh.sockets.resize(size_t(c.hello.streams) + kOthers);
         fresh.deadline = now + settings_.connect_timeout;
         partial_.push_back(std::move(fresh));
         found = partial_.end() - 1;

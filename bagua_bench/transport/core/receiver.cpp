@@ -151,10 +151,13 @@ bool Connection::open_chunk(Stream& s) {
     if (h.tag != r.tag)
         return bad(Code::usage, "message with tag " + std::to_string(h.tag) + " where " + std::to_string(r.tag) +
                                     " is expected");
-    if (r.opened && h.total != r.size) return bad(Code::remote, "chunks disagree about the size of their message");
+    if (r.opened && (h.total != r.size || h.receipt != uint32_t(r.receipt)))
+        return bad(Code::remote, "chunks disagree about their message");
+    if (h.receipt > 1) return bad(Code::remote, "a receipt of an unknown kind is asked for");
     const bool fits = uint64_t(h.offset) + h.length <= h.total && uint64_t(r.taken) + h.length <= h.total;
     if (!fits || (h.length == 0 && h.total > 0)) return bad(Code::remote, "chunk outside its message");
     r.opened = true;
+    r.receipt = h.receipt != 0;
     r.size = h.total;
     r.taken += h.length;
     s.stage_begin += sizeof h;
@@ -170,7 +173,10 @@ void Connection::close_chunk(Stream& s) {
     if (remind && r.size <= Schedule::kSmall) save_acknowledgements(s.socket.fd());
     if (settings_.crc && s.in.crc != s.in.head.crc)
         return fail(Code::remote, "stream " + std::to_string(s.index) + " from " + s.where + ": wrong checksum");
-    if (r.moved == r.size) finish(r);
+    if (r.moved < r.size) return;
+    if (!r.receipt) return finish(r);
+    receipts_.owed.push_back(&r);
+    give_receipts();
 }
 
 // The peer closed the stream: an error in the middle of a chunk. Whether others bring the rest: see check_life().

@@ -21,6 +21,7 @@ int report(const Connection& connection, StreamReport* out, int most) {
                   s->pace.most_queued(),
                   c.queued_max,
                   info.tcpi_total_retrans,
+                  c.bytes_zero_copy,
                   s->pace.rate,
                   double(info.tcpi_delivery_rate),
                   info.tcpi_rtt * 1e-6,

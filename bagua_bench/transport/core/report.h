@@ -14,6 +14,7 @@ struct StreamReport {
     uint64_t parked;  // times that a chunk came before its buffer was posted
     uint64_t queued, queued_max;  // bytes handed to the kernel and not acknowledged
     uint64_t retransmissions;  // segments
+    uint64_t bytes_zero_copy;  // of those sent
     double rate, delivery_rate;  // bytes/s: our estimate, the kernel's
     double rtt, min_rtt;  // seconds
 };

@@ -167,6 +167,13 @@ void tune(int fd, int64_t timeout_ns) {
 
 void save_acknowledgements(int fd) { set(fd, IPPROTO_TCP, TCP_QUICKACK, 0); }
 
+void shut(int fd) { shutdown(fd, SHUT_RDWR); }
+
+void reset(int fd) {
+    const sockaddr nobody{};  // AF_UNSPEC: tcp(7)
+    connect(fd, &nobody, sizeof nobody);
+}
+
 std::string peer_text(int fd) {
     Address address;
     socklen_t size = sizeof address.storage;

@@ -70,6 +70,10 @@ void tune(int fd, int64_t timeout_ns);
 // sides that the next message waits for. The kernel forgets it when its timer for delayed acknowledgements fires.
 void save_acknowledgements(int fd);
 
+// End a connection: after what is queued, or at once and with a reset.
+void shut(int fd);
+void reset(int fd);
+
 std::string peer_text(int fd);
 std::string error_text(int error);
 

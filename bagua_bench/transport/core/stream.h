@@ -12,7 +12,7 @@ namespace bagua {
 struct Request;
 
 struct Counters {
-    uint64_t bytes_sent = 0, chunks_sent = 0, bytes_received = 0, chunks_received = 0;
+    uint64_t bytes_sent = 0, bytes_zero_copy = 0, chunks_sent = 0, bytes_received = 0, chunks_received = 0;
     uint64_t stalls = 0;  // times that it had to wait: kernel's queue full, or above its own cap
     uint64_t parked = 0;  // times that a chunk arrived before its buffer was posted
     uint64_t queued_max = 0;
@@ -23,6 +23,7 @@ struct Outgoing {
     ChunkHeader head{};
     Request* request = nullptr;  // null: nothing being written
     size_t done = 0;  // of header and payload
+    bool lend = false;  // the payload, without a copy
 };
 
 // A chunk on its way out of the kernel.

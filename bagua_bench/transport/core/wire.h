@@ -11,8 +11,9 @@ namespace bagua {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire format is little-endian");
 
 constexpr uint64_t kMagic = 0x316e2d6175676162;  // "bagua-n1"
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2;
 constexpr int kMaxStreams = 64;
+constexpr int kOthers = 2;  // sockets of a connection that are not streams: receipts and pulse
 constexpr int kMaxInterfaces = 3;  // as many addresses as a handle holds
 constexpr uint32_t kMaxMessage = 1u << 30;
 constexpr size_t kDigest = 32, kNonce = 32, kToken = 32, kId = 8;
@@ -24,14 +25,15 @@ struct ChunkHeader {
     uint32_t total;  // size of the whole message
     uint32_t tag;
     uint32_t crc;  // CRC-32C of the payload, 0 if the connection does without
-    uint32_t unused[10];  // keeps payloads aligned as their buffers are: the kernel copies half as fast otherwise
+    uint32_t receipt;  // 1: the sender waits to hear that the whole message has arrived
+    uint32_t unused[9];  // keeps payloads aligned as their buffers are: the kernel copies half as fast otherwise
 };
 static_assert(sizeof(ChunkHeader) == 64, "wire format");
 
 // Connecting side first: which stream of which connection this socket wants to be.
 struct Hello {
     uint64_t magic;
-    uint16_t version, crc, streams, index;  // index == streams is the pulse
+    uint16_t version, crc, streams, index;  // streams: the receipts; streams + 1: the pulse
     uint64_t name;  // chosen by the caller's face
     uint8_t id[kId];  // random, common to the sockets of one connection
     uint8_t nonce[kNonce];

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_bench.transport.harness.pair import Pair, Process
-from bagua_bench.transport.harness.strangers import Fuzzer, Target, join
+from bagua_bench.transport.harness.strangers import OTHERS, Fuzzer, Target, join
 
 _BATCH = 50
 _POSTED = 4096
@@ -74,7 +74,7 @@ def _finish(pair: Pair, name: str, handle: str) -> bool:
 def of_chunks(
     library: Path, plugin: Path, symbol: str, count: int, seed: int, environment: Mapping[str, str] | None = None
 ) -> Siege:
-    """`count` peers that pass the handshake and then send malformed chunks to a posted receive."""
+    """`count` peers that pass the handshake and then send malformed chunks or receipts to a posted receive."""
     fuzzer, siege = Fuzzer(seed), Siege()
     victim = Process(library, {"NCCL_SOCKET_IFNAME": "lo", **(environment or {})})
     try:
@@ -95,11 +95,14 @@ def _bad_peer(victim: Process, fuzzer: Fuzzer) -> int:
     victim.tell("link", connect={}, accept={"r": "l"})
     streams = fuzzer.random.choice((1, 2, 4))
     identity = os.urandom(8)
-    sockets = [join(target, index, streams, identity) for index in range(streams + 1)]
+    sockets = [join(target, index, streams, identity) for index in range(streams + OTHERS)]
     assert victim.hear()["result"] == 0
     victim.tell("stream", name="r", sending=False, size=_POSTED, count=2, window=1, patience=5)
     with contextlib.suppress(OSError):
-        fuzzer.random.choice(sockets[:-1]).sendall(fuzzer.bad_chunk(_POSTED, 0))
+        if fuzzer.random.random() < 0.2:
+            sockets[streams].sendall(fuzzer.bad_receipts())
+        else:
+            fuzzer.random.choice(sockets[:streams]).sendall(fuzzer.bad_chunk(_POSTED, 0))
     result = int(victim.hear()["result"])
     for s in sockets:
         s.close()

@@ -15,8 +15,11 @@ import struct
 from dataclasses import dataclass
 
 MAGIC = 0x316E2D6175676162
+VERSION = 2
+OTHERS = 2
+"""Sockets of a connection behind its streams: receipts and pulse."""
 _HELLO = struct.Struct("<QHHHHQ8s32s")
-_CHUNK = struct.Struct("<6I40x")
+_CHUNK = struct.Struct("<7I36x")
 _PATIENCE = 5.0  # seconds for an answer
 
 
@@ -41,7 +44,7 @@ class Target:
         return socket.create_connection((self.host, self.port), timeout=_PATIENCE)
 
 
-def hello(index: int, streams: int, identity: bytes, magic: int = MAGIC, version: int = 1, crc: int = 0) -> bytes:
+def hello(index: int, streams: int, identity: bytes, magic: int = MAGIC, version: int = VERSION, crc: int = 0) -> bytes:
     """The first message of the handshake."""
     return _HELLO.pack(magic, version, crc, streams, index, 0, identity, os.urandom(32))
 
@@ -74,9 +77,9 @@ def join(target: Target, index: int, streams: int, identity: bytes) -> socket.so
     return s
 
 
-def chunk(sequence: int, offset: int, length: int, total: int, tag: int = 0) -> bytes:
+def chunk(sequence: int, offset: int, length: int, total: int, tag: int = 0, receipt: int = 0) -> bytes:
     """A chunk header."""
-    return _CHUNK.pack(sequence, offset, length, total, tag, 0)
+    return _CHUNK.pack(sequence, offset, length, total, tag, 0, receipt)
 
 
 class Fuzzer:
@@ -139,11 +142,12 @@ class Fuzzer:
         bad = self.random.choice(
             (
                 {"magic": 0},
-                {"version": 2},
+                {"version": VERSION - 1},
+                {"version": VERSION + 1},
                 {"crc": 2},
                 {"streams": 0},
                 {"streams": 65535},
-                {"index": 5},
+                {"index": 4 + OTHERS},
                 {"index": 65535},
             )
         )
@@ -152,7 +156,7 @@ class Fuzzer:
         return False
 
     def _wrong_answer(self, s: socket.socket) -> bool:
-        s.sendall(hello(self.random.randrange(5), 4, self.random.randbytes(8)) + self.random.randbytes(32))
+        s.sendall(hello(self.random.randrange(4 + OTHERS), 4, self.random.randbytes(8)) + self.random.randbytes(32))
         return self.random.random() < 0.5
 
     def _replayed(self, s: socket.socket) -> bool:
@@ -178,9 +182,15 @@ class Fuzzer:
             chunk(sequence, 2**32 - 1, 1, posted),
             chunk(sequence, posted, 1, posted),
             chunk(sequence, 0, 1, posted, tag=7),
+            chunk(sequence, 0, 1, posted, receipt=2),
+            chunk(sequence, 0, 1, posted) + b"x" + chunk(sequence, 1, 1, posted, receipt=1),
             chunk((sequence - 1) % 2**32, 0, 1, 1),  # long finished
             chunk((sequence - 64) % 2**32, 0, 1, 1),
             chunk(sequence, 0, 1, posted) + b"x" + chunk(sequence, 0, 1, posted - 1),  # totals disagree
             chunk(sequence, 0, posted, posted) + bytes(posted) + chunk(sequence, 0, 1, posted),  # once more
         )
         return r.choice(headers) + r.randbytes(r.choice((0, 1, 100, 5000)))
+
+    def bad_receipts(self) -> bytes:
+        """For messages that nobody sent."""
+        return self.random.randbytes(self.random.choice((4, 8, 400)))

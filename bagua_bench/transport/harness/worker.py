@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -54,6 +55,7 @@ class StreamReport(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("bytes_sent", "chunks_sent", "bytes_received", "chunks_received")),
         *((name, ctypes.c_uint64) for name in ("stalls", "parked", "queued", "queued_max", "retransmissions")),
+        ("bytes_zero_copy", ctypes.c_uint64),
         *((name, ctypes.c_double) for name in ("rate", "delivery_rate", "rtt", "min_rtt")),
     )
 
@@ -229,6 +231,12 @@ class Worker:
             comms.append([_values(out[k]) for k in range(count)])
         return {"comms": comms}
 
+    def use_all_files(self) -> dict[str, Any]:
+        """From now on, no descriptor more than there are."""
+        highest = max(int(p.name) for p in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
+        return {"result": 0}
+
     def rest(self, seconds: float) -> dict[str, Any]:
         """Do nothing."""
         time.sleep(seconds)
@@ -272,6 +280,7 @@ def _plan(values: dict[str, Any]) -> Plan:
 def main() -> None:
     """Serve until stdin ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in programs that are not Python: it kills them
     worker = Worker(sys.argv[1])
     for line in sys.stdin:
         command = json.loads(line)
