@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
+
+import psutil
 
 from bagua_bench.network.namespaces import inside
 from bagua_bench.network.topology import Host
@@ -18,6 +21,8 @@ _WARM = 0.15  # seconds, at least, for the same
 _MEASURED = 0.35  # seconds of a transfer that are measured, at least
 _PATIENCE = 30.0  # seconds until a probe gives up
 _CHUNK = 256 * 1024
+_STOLEN = 0.02  # of the processors' time that the host may withhold from this machine during a transfer
+_TRANSFERS = 5  # until one with more of it counts all the same
 
 
 @contextmanager
@@ -60,7 +65,26 @@ def _echo(end: socket.socket) -> None:
 
 
 def goodput(a: Host, b: Host, round_trip: float) -> float:
-    """Bits/s of payload that one warm TCP connection carries from a to b; `round_trip` in seconds, as measured."""
+    """Bits/s of payload that one warm TCP connection carries from a to b; `round_trip` in seconds, as measured.
+
+    What the host of a virtual machine takes away is missing from an emulated network's rate: a transfer that it
+    disturbed is repeated, a few times, and the least disturbed one counts.
+    """
+    transfers: list[tuple[float, float]] = []
+    while len(transfers) < _TRANSFERS and not any(stolen <= _STOLEN for stolen, _ in transfers):
+        before, began = _stolen_seconds(), time.perf_counter()
+        rate = _transfer(a, b, round_trip)
+        available = (time.perf_counter() - began) * (os.cpu_count() or 1)
+        transfers.append(((_stolen_seconds() - before) / available, rate))
+    return min(transfers)[1]
+
+
+def _stolen_seconds() -> float:
+    """Processor time that the host has given to others, since the start of this machine; 0 where it does not say."""
+    return float(getattr(psutil.cpu_times(), "steal", 0.0))
+
+
+def _transfer(a: Host, b: Host, round_trip: float) -> float:
     warm = _WARM + _ROUND_TRIPS * round_trip
     with connection(a, b) as (near, far):
         sender = Thread(target=_send, args=(near, warm + _MEASURED + 2 * round_trip))

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from bagua_bench.network import survey, traffic
+from bagua_bench.network import probe, survey, traffic
 from bagua_bench.network.netem import qdiscs
 from bagua_bench.network.shape import Link, Shape, is_shaped, shape_of
 from bagua_bench.network.survey import pairs
+from bagua_bench.network.topology import THIS_MACHINE
 from tests.catalogue import resolved
 
 
@@ -91,6 +92,34 @@ def test_every_server_is_probed_in_both_directions(servers: int) -> None:
     assert {a for a, _ in chosen} == {b for _, b in chosen} == set(range(servers))
     if servers <= 4:
         assert {frozenset(pair) for pair in chosen} == {frozenset((a, b)) for a in range(servers) for b in range(a)}
+
+
+@pytest.mark.parametrize(
+    ("stolen", "counts"),
+    [
+        ([0.0], 1),
+        ([0.01], 1),
+        ([0.5, 0.0], 2),
+        ([0.3, 0.2, 0.1, 0.4, 0.2], 3),  # always something: the least disturbed of five
+    ],
+)
+def test_a_transfer_that_the_host_disturbed_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, stolen: list[float], counts: int
+) -> None:
+    clock, withheld, transfers = [0.0], [0.0], [0]
+
+    def transfer(*_: Any) -> float:
+        clock[0] += 1.0
+        withheld[0] += stolen[transfers[0]] * 2
+        transfers[0] += 1
+        return 1e6 * transfers[0]
+
+    monkeypatch.setattr(probe, "_transfer", transfer)
+    monkeypatch.setattr(probe, "_stolen_seconds", lambda: withheld[0])
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert probe.goodput(THIS_MACHINE, THIS_MACHINE, 1e-3) == 1e6 * counts
+    assert transfers[0] == len(stolen)
 
 
 def shape(loss: float = 0.0, window: int = 4 * 2**20) -> Shape:

@@ -46,6 +46,7 @@ ssize_t Connection::push(const Stream& s, size_t* lent) {
         if (header < sizeof out.head) return ::send(fd, head + header, sizeof out.head - header, flags | MSG_MORE);
         const ssize_t n = pages_.lend(fd, data + payload, out.head.length - payload, lent);
         if (*lent > 0) return n;
+        settings_.zero_copy = false;  // no more receipts in vain
     }
     iovec parts[2] = {{const_cast<unsigned char*>(head) + header, sizeof out.head - header},
                       {data + payload, out.head.length - payload}};
