@@ -15,11 +15,11 @@ namespace {
 
 constexpr int kChunksPerCall = 64;  // bounded work
 constexpr size_t kWorthLending = 256 << 10;  // bytes of a message for which a receipt costs less than a copy
-constexpr uint32_t kCached = 1 << 20;  // ... that is likely to be in a cache still
+constexpr size_t kWorthSplicing = 16 << 10;  // of what is left of a chunk, for the same
+constexpr uint32_t kCached = 1 << 20;  // of a message that is likely to be in a cache still
 // What is larger comes from memory, and lending it leaves that to the receiver, who else finds in the cache what the
 // sender has copied. On paths faster than a core one chunk of so many is lent, which keeps both cores busy.
 constexpr unsigned kOneOf = 3;
-constexpr size_t kWorthSplicing = 16 << 10;  // ... and of what is left of a chunk
 constexpr double kNear = 1e-3;  // seconds of a round trip
 constexpr size_t kOnePiece = 1024;  // bytes that are copied together sooner than the kernel gathers two pieces
 
