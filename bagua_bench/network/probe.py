@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
 
 import psutil
 
@@ -18,11 +18,11 @@ from bagua_bench.network.topology import Host
 _ECHOES = 20
 _ROUND_TRIPS = 12  # from the start of a transfer until it is measured: slow start
 _WARM = 0.15  # seconds, at least, for the same
-_MEASURED = 0.35  # seconds of a transfer that are measured, at least
+_MEASURED = 0.35  # seconds of a transfer that a measurement takes, at least
 _PATIENCE = 30.0  # seconds until a probe gives up
 _CHUNK = 256 * 1024
-_STOLEN = 0.02  # of the processors' time that the host may withhold from this machine during a transfer
-_TRANSFERS = 5  # until one with more of it counts all the same
+_STOLEN = 0.02  # of the processors' time that the host may withhold from this machine during a measurement
+_MEASUREMENTS = 5  # until one with more of it counts all the same
 
 
 @contextmanager
@@ -67,16 +67,28 @@ def _echo(end: socket.socket) -> None:
 def goodput(a: Host, b: Host, round_trip: float) -> float:
     """Bits/s of payload that one warm TCP connection carries from a to b; `round_trip` in seconds, as measured.
 
-    What the host of a virtual machine takes away is missing from an emulated network's rate: a transfer that it
-    disturbed is repeated, a few times, and the least disturbed one counts.
+    What the host of a virtual machine takes away is missing from an emulated network's rate: a measurement that it
+    disturbed is repeated, a few times, and the least disturbed one counts; on the same connection, since limits of
+    single connections (`network.flow_rates`) are dealt out in the order in which these are opened.
     """
-    transfers: list[tuple[float, float]] = []
-    while len(transfers) < _TRANSFERS and not any(stolen <= _STOLEN for stolen, _ in transfers):
-        before, began = _stolen_seconds(), time.perf_counter()
-        rate = _transfer(a, b, round_trip)
-        available = (time.perf_counter() - began) * (os.cpu_count() or 1)
-        transfers.append(((_stolen_seconds() - before) / available, rate))
-    return min(transfers)[1]
+    measured: list[tuple[float, float]] = []
+    with connection(a, b) as (near, far):
+        enough = Event()
+        sender = Thread(target=_send, args=(near, enough))
+        sender.start()
+        try:
+            _receive(far, _WARM + _ROUND_TRIPS * round_trip)
+            while len(measured) < _MEASUREMENTS and not any(stolen <= _STOLEN for stolen, _ in measured):
+                before, began = _stolen_seconds(), time.perf_counter()
+                rate = _receive(far, _MEASURED + 2 * round_trip)
+                available = (time.perf_counter() - began) * (os.cpu_count() or 1)
+                measured.append(((_stolen_seconds() - before) / available, rate))
+        finally:
+            enough.set()
+        while far.recv(_CHUNK):
+            pass
+        sender.join()
+    return min(measured)[1]
 
 
 def _stolen_seconds() -> float:
@@ -84,32 +96,19 @@ def _stolen_seconds() -> float:
     return float(getattr(psutil.cpu_times(), "steal", 0.0))
 
 
-def _transfer(a: Host, b: Host, round_trip: float) -> float:
-    warm = _WARM + _ROUND_TRIPS * round_trip
-    with connection(a, b) as (near, far):
-        sender = Thread(target=_send, args=(near, warm + _MEASURED + 2 * round_trip))
-        began = time.perf_counter()
-        sender.start()
-        rate = _receive(far, began + warm)
-        sender.join()
-    return rate
-
-
-def _send(end: socket.socket, seconds: float) -> None:
+def _send(end: socket.socket, enough: Event) -> None:
     chunk = bytes(_CHUNK)
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
+    while not enough.is_set():
         end.send(chunk)
     end.shutdown(socket.SHUT_WR)
 
 
-def _receive(end: socket.socket, start: float) -> float:
-    """Bits/s of what arrives from the first packet after `start` to the last."""
-    buffer, received, first, last = bytearray(_CHUNK), 0, 0.0, 0.0
-    while count := end.recv_into(buffer):
-        last = time.perf_counter()
-        if first:
-            received += count
-        elif last >= start:
-            first = last
-    return received * 8 / (last - first) if last > first else 0.0
+def _receive(end: socket.socket, seconds: float) -> float:
+    """Bits/s of what arrives during at least so many seconds, from one packet to another."""
+    buffer, received = bytearray(_CHUNK), 0
+    end.recv_into(buffer)
+    first = now = time.perf_counter()
+    while now < first + seconds:
+        received += end.recv_into(buffer)
+        now = time.perf_counter()
+    return received * 8 / (now - first)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -103,23 +106,34 @@ def test_every_server_is_probed_in_both_directions(servers: int) -> None:
         ([0.3, 0.2, 0.1, 0.4, 0.2], 3),  # always something: the least disturbed of five
     ],
 )
-def test_a_transfer_that_the_host_disturbed_is_repeated(
+def test_a_measurement_that_the_host_disturbed_is_repeated(
     monkeypatch: pytest.MonkeyPatch, stolen: list[float], counts: int
 ) -> None:
-    clock, withheld, transfers = [0.0], [0.0], [0]
+    clock, withheld, measured, opened = [0.0], [0.0], [0], [0]
 
-    def transfer(*_: Any) -> float:
+    @contextmanager
+    def connection(*_: Any) -> Iterator[tuple[socket.socket, socket.socket]]:
+        opened[0] += 1
+        near, far = socket.socketpair()
+        with near, far:
+            yield near, far
+
+    def receive(_: socket.socket, seconds: float) -> float:
+        if seconds < probe._MEASURED:  # slow start
+            return 0.0
         clock[0] += 1.0
-        withheld[0] += stolen[transfers[0]] * 2
-        transfers[0] += 1
-        return 1e6 * transfers[0]
+        withheld[0] += stolen[measured[0]] * 2
+        measured[0] += 1
+        return 1e6 * measured[0]
 
-    monkeypatch.setattr(probe, "_transfer", transfer)
+    monkeypatch.setattr(probe, "connection", connection)
+    monkeypatch.setattr(probe, "_receive", receive)
     monkeypatch.setattr(probe, "_stolen_seconds", lambda: withheld[0])
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert probe.goodput(THIS_MACHINE, THIS_MACHINE, 1e-3) == 1e6 * counts
-    assert transfers[0] == len(stolen)
+    assert measured[0] == len(stolen)
+    assert opened[0] == 1, "connections take the limits of network.flow_rates in turns"
 
 
 def shape(loss: float = 0.0, window: int = 4 * 2**20) -> Shape:
