@@ -12,6 +12,21 @@ namespace {
 constexpr size_t kAlign = 64;  // the kernel copies faster to aligned places
 constexpr size_t kFewSteps = 32 << 10;  // bytes up to which the number of steps decides, not the bytes moved
 
+// Slice number i of what comes in belongs to the place at(i): it is combined with what is there, or replaces it.
+template <class At, class Combines>
+void take(Pipeline& p, Mesh& mesh, size_t slice, Elements e, At at, Combines combines) {
+    const size_t place = (slice + kAlign - 1) / kAlign * kAlign;
+    unsigned char* scratch = mesh.scratch(Pipeline::kSlots * place);
+    p.incoming = [=](size_t i, size_t slot) {
+        Slice s = at(i);
+        if (combines(i)) s.data = scratch + slot * place;
+        return s;
+    };
+    p.arrived = [=](size_t i, const Slice& s) {
+        if (combines(i)) combine(at(i).data, s.data, s.size / size_of(e.type), e.type, e.op);
+    };
+}
+
 // A ring over blocks cut into slices. Block b is bytes [begin(b), begin(b + 1)) of `data`.
 struct Ring {
     Mesh& mesh;
@@ -37,26 +52,17 @@ struct Ring {
     // block that a rank sends first is its own number plus `shift`.
     Status run(int reducing, int passing, int shift, Elements e, int64_t deadline) {
         const size_t steps = size_t(reducing + passing);
-        const size_t place = (slice + unit + kAlign - 1) / kAlign * kAlign;
-        unsigned char* scratch = reducing ? mesh.scratch(Pipeline::kSlots * place) : nullptr;
         const auto block = [&](size_t i, int back) {
             return around(mesh.rank + shift - back - int(i / per_block));
         };
-        const auto combines = [&](size_t i) { return i / per_block < size_t(reducing); };
         Pipeline p;
         p.to = around(mesh.rank + 1);
         p.from = around(mesh.rank - 1);
         p.receives = p.sends = steps * per_block;
         p.outgoing = [&](size_t i) { return at(block(i, 0), i % per_block); };
         p.needs = [&](size_t i) { return i < per_block ? 0 : i - per_block + 1; };
-        p.incoming = [&](size_t i, size_t slot) {
-            Slice s = at(block(i, 1), i % per_block);
-            if (combines(i)) s.data = scratch + slot * place;
-            return s;
-        };
-        p.arrived = [&](size_t i, const Slice& s) {
-            if (combines(i)) combine(at(block(i, 1), i % per_block).data, s.data, s.size / unit, e.type, e.op);
-        };
+        const auto combines = [&](size_t i) { return i / per_block < size_t(reducing); };
+        take(p, mesh, slice, e, [&](size_t i) { return at(block(i, 1), i % per_block); }, combines);
         return p.run(mesh, deadline);
     }
 };
@@ -93,6 +99,53 @@ Status in_few_steps(Mesh& mesh, void* data, size_t count, Elements e, int64_t de
     return {};
 }
 
+// Recursive halving and doubling (Rabenseifner): halves of what a rank still has to reduce go to partners at distances
+// 1, 2, 4 ..., the results come back the other way round. As many bytes as a ring, but 2 log2(n) steps instead of
+// 2 (n - 1), over more connections, and the largest parts go to the nearest ranks, which a launcher puts on the same
+// server: between servers of two ranks each, a third fewer bytes. For powers of two only.
+struct Halving {
+    Mesh& mesh;
+    unsigned char* data;
+    size_t unit;  // bytes of an element
+    Elements e;
+    int64_t deadline;
+
+    struct Part {
+        size_t first, count;  // elements
+    };
+
+    static bool suits(int ranks) { return ranks > 2 && (ranks & (ranks - 1)) == 0; }
+
+    // Reduce `all` among the ranks whose numbers differ in the bit `distance` or in higher ones.
+    Status run(Part all, int distance) {
+        if (distance == mesh.size) return {};
+        const Part lower{all.first, all.count / 2}, upper{all.first + all.count / 2, all.count - all.count / 2};
+        const bool above = mesh.rank & distance;
+        const Part own = above ? upper : lower, theirs = above ? lower : upper;
+        const int partner = mesh.rank ^ distance;
+        if (Status s = exchange(partner, theirs, own, true); !s) return s;
+        if (Status s = run(own, 2 * distance); !s) return s;
+        return exchange(partner, own, theirs, false);
+    }
+
+    // What comes is combined with what is here, or replaces it.
+    Status exchange(int partner, Part sent, Part received, bool combines) {
+        const size_t slice = slice_size(std::max(sent.count, received.count) * unit) / unit * unit;
+        const auto slices = [&](Part part) { return (part.count * unit + slice - 1) / slice; };
+        const auto at = [&](Part part, size_t i) {
+            return Slice{data + part.first * unit + i * slice, std::min(slice, part.count * unit - i * slice)};
+        };
+        Pipeline p;
+        p.to = p.from = partner;
+        p.sends = slices(sent);
+        p.receives = slices(received);
+        p.outgoing = [&](size_t i) { return at(sent, i); };
+        p.needs = [](size_t) { return 0; };
+        take(p, mesh, slice, e, [&](size_t i) { return at(received, i); }, [=](size_t) { return combines; });
+        return p.run(mesh, deadline);
+    }
+};
+
 // Slices that run along the ranks, root first (or last).
 Pipeline chain(Mesh& mesh, int place, bool forward, size_t slices) {
     Pipeline p;
@@ -111,8 +164,13 @@ Status all_reduce(Mesh& mesh, void* data, size_t count, Elements e, int64_t dead
     const size_t unit = size_of(e.type);
     if (mesh.size > 1 && count > 0) {
         const bool small = count * unit <= kFewSteps || count < size_t(mesh.size);
-        const Status s = small ? in_few_steps(mesh, data, count, e, deadline)
-                               : Ring(mesh, data, count * unit, unit).run(mesh.size - 1, mesh.size - 1, 0, e, deadline);
+        Status s;
+        if (small)
+            s = in_few_steps(mesh, data, count, e, deadline);
+        else if (Halving::suits(mesh.size))
+            s = Halving{mesh, static_cast<unsigned char*>(data), unit, e, deadline}.run({0, count}, 1);
+        else
+            s = Ring(mesh, data, count * unit, unit).run(mesh.size - 1, mesh.size - 1, 0, e, deadline);
         if (!s) return s;
     }
     if (e.op == Op::average) divide(data, count, e.type, mesh.size);

@@ -1,5 +1,6 @@
-// The collectives that combine or pass on: rings in slices for large data, few steps for small. All return after
-// their data is complete here, in the same order of calls on every rank; a failed one leaves the mesh unusable.
+// The collectives that combine or pass on: rings, chains or halving in slices for large data, few steps for small. All
+// return after their data is complete here, in the same order of calls on every rank; a failed one leaves the mesh
+// unusable.
 
 #pragma once
 
