@@ -102,7 +102,7 @@ Status in_few_steps(Mesh& mesh, void* data, size_t count, Elements e, int64_t de
 // Recursive halving and doubling (Rabenseifner): halves of what a rank still has to reduce go to partners at distances
 // 1, 2, 4 ..., the results come back the other way round. As many bytes as a ring, but 2 log2(n) steps instead of
 // 2 (n - 1), over more connections, and the largest parts go to the nearest ranks, which a launcher puts on the same
-// server: between servers of two ranks each, a third fewer bytes. For powers of two only.
+// server: between two servers of two ranks each, a third fewer bytes. For powers of two only.
 struct Halving {
     Mesh& mesh;
     unsigned char* data;
