@@ -102,7 +102,8 @@ class Relay:
             self._push(when, partial(self._write, receiver, packet))
 
     def _at(self, when: float, now: float, action: Callable[[float], None]) -> None:
-        if when <= now:
+        first = not self._events or when < self._events[0][0]  # what is due before, but late, keeps its turn
+        if when <= now and first:
             action(when)
         else:
             self._push(when, action)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -22,11 +23,14 @@ def wire_bytes(nbytes: int) -> int:
 
 
 class Line:
-    """One direction of a link: carries one packet at a time, the others wait in a queue of `limit` bytes."""
+    """One direction of a link: carries one packet at a time, the others wait in a queue of `limit` bytes.
+
+    Without a bandwidth nothing waits.
+    """
 
     def __init__(self, bandwidth: float | None, limit: int) -> None:
         self._per_byte = 8 / bandwidth if bandwidth else 0.0
-        self._patience = limit * self._per_byte
+        self._patience = limit * self._per_byte if bandwidth else math.inf
         self._free = 0.0
 
     def send(self, now: float, nbytes: int) -> tuple[float, float] | None:

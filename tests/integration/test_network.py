@@ -8,10 +8,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Thread
 
+import psutil
 import pytest
 
-from bagua_bench.network import accuracy, probe, star, survey
+from bagua_bench.network import accuracy, namespaces, probe, star, survey
 from bagua_bench.network.commands import PATH, NetworkError, run
 from bagua_bench.network.shape import Shape, shape_of
 from tests.catalogue import resolved
@@ -110,6 +114,33 @@ def test_single_connections_are_limited_in_turns(host: str, monkeypatch: pytest.
     with star.up(shape("link", "network.bandwidth=100mbit", "network.flow_rates=[20mbit,5mbit]")) as network:
         rates = [probe.goodput(*network.hosts, 1e-3) for _ in range(4)]
     assert rates == pytest.approx([rate * 1448 / 1500 for rate in (20e6, 5e6, 20e6, 5e6)], rel=0.15)
+
+
+@needs("link")
+def test_an_emulator_that_comes_late_drops_nothing_and_keeps_the_order() -> None:
+    with star.up(shape("link", "network.flow_rates=[200mbit]")) as network, ExitStack() as connections:
+        a, b = network.hosts
+        pairs = [connections.enter_context(probe.connection(a, b)) for _ in range(4)]
+        senders = [Thread(target=near.sendall, args=(bytes(8 * 2**20),)) for near, _ in pairs]
+        receivers = [Thread(target=far.makefile("rb").read, args=(8 * 2**20,)) for _, far in pairs]
+        for thread in (*senders, *receivers):
+            thread.start()
+        (relay,) = (p for p in psutil.Process().children() if "bagua_bench.network.relay" in p.cmdline())
+        while any(thread.is_alive() for thread in receivers):
+            relay.suspend()
+            time.sleep(0.02)
+            relay.resume()
+            time.sleep(0.005)
+        assert network.backend.drops() == 0
+        with namespaces.inside(b.namespace or ""):
+            assert counted("TCPOFOQueue") == 0, "segments that came before others sent earlier"
+
+
+def counted(name: str) -> int:
+    """One of TCP's counters of the calling process's network namespace."""
+    lines = (line.split() for line in Path("/proc/net/netstat").read_text().splitlines())
+    names, values = (words for words in lines if words[0] == "TcpExt:")
+    return int(values[names.index(name)])
 
 
 @each_backend

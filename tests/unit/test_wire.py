@@ -39,6 +39,12 @@ def test_a_full_queue_drops_and_recovers() -> None:
     assert line.send(1.5, 1000) == (3.0, 4.0), "what was dropped takes no time"
 
 
+def test_without_a_bandwidth_nothing_waits_and_nothing_is_dropped() -> None:
+    line = Line(None, 3000)
+    assert line.send(1.0, 10**6) == line.send(1.0, 10**6) == (1.0, 1.0)
+    assert line.send(0.9, 1500) == (1.0, 1.0), "a packet that was due before is not dropped for being late"
+
+
 def test_equal_links_take_the_time_of_one_and_the_slower_one_counts() -> None:
     for receiver, rate in ((port(), 100 * MBIT), (port(50 * MBIT), 50 * MBIT)):
         sender = port(latency=1.0)
