@@ -34,7 +34,11 @@ _ProcessGroup: Any = dist.ProcessGroup  # its stubs know neither its overloads n
 
 
 class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
-    """A process group; collective calls must come in the same order on all its ranks."""
+    """A process group; collective calls must come in the same order on all its ranks.
+
+    `timeout`: for so long a collective operation may go without moving a byte, and a message may take once it is waited
+    for, as with gloo.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int32, torch.int64, torch.uint8]
 OPS = ["SUM", "PRODUCT", "MIN", "MAX"]
 Group = Any
+_SO_MAX_PACING_RATE = 47  # asm-generic/socket.h; bytes/s
 
 
 def _data(rank: int, count: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -266,6 +269,23 @@ def _late(comm: TorchComm) -> float:
 
 def test_a_rank_that_does_not_come_is_a_time_out() -> None:
     assert 0.9 < run("bagua_net", 2, _late)[0] < 2.5
+
+
+def _crawl(comm: TorchComm) -> float:
+    group = dist.new_group(backend="bagua_net", timeout=timedelta(seconds=1))
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor.name))) as end:
+            end.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 10**6)
+    x = torch.full((2_500_000,), float(comm.rank))
+    began = time.monotonic()
+    dist.all_reduce(x, group=group)
+    assert x.eq(1.0).all()
+    return time.monotonic() - began
+
+
+def test_a_slow_network_is_no_time_out_while_anything_moves() -> None:
+    """10 MB at 1 MB/s for each of four streams."""
+    assert min(run("bagua_net", 2, _crawl)) > 2.0
 
 
 def _die(comm: TorchComm) -> float:

@@ -50,7 +50,7 @@ struct Ring {
 
     // `reducing` steps in which what comes is combined with what is here, then `passing` steps that overwrite. The
     // block that a rank sends first is its own number plus `shift`.
-    Status run(int reducing, int passing, int shift, Elements e, int64_t deadline) {
+    Status run(int reducing, int passing, int shift, Elements e) {
         const size_t steps = size_t(reducing + passing);
         const auto block = [&](size_t i, int back) {
             return around(mesh.rank + shift - back - int(i / per_block));
@@ -63,12 +63,12 @@ struct Ring {
         p.needs = [&](size_t i) { return i < per_block ? 0 : i - per_block + 1; };
         const auto combines = [&](size_t i) { return i / per_block < size_t(reducing); };
         take(p, mesh, slice, e, [&](size_t i) { return at(block(i, 1), i % per_block); }, combines);
-        return p.run(mesh, deadline);
+        return p.run(mesh);
     }
 };
 
 // Recursive doubling; ranks beyond the largest power of two hand their data to a partner first and get it back.
-Status in_few_steps(Mesh& mesh, void* data, size_t count, Elements e, int64_t deadline) {
+Status in_few_steps(Mesh& mesh, void* data, size_t count, Elements e) {
     const size_t bytes = count * size_of(e.type);
     unsigned char* other = mesh.scratch(bytes);
     int whole = 1;
@@ -76,17 +76,17 @@ Status in_few_steps(Mesh& mesh, void* data, size_t count, Elements e, int64_t de
     const int extra = mesh.size - whole;
     if (mesh.rank >= whole) {
         const int partner = mesh.rank - whole;
-        if (Status s = mesh.move({{partner, true, data, bytes}}, deadline); !s) return s;
-        return mesh.move({{partner, false, data, bytes}}, deadline);
+        if (Status s = mesh.move({{partner, true, data, bytes}}); !s) return s;
+        return mesh.move({{partner, false, data, bytes}});
     }
     if (mesh.rank < extra) {
-        if (Status s = mesh.move({{mesh.rank + whole, false, other, bytes}}, deadline); !s) return s;
+        if (Status s = mesh.move({{mesh.rank + whole, false, other, bytes}}); !s) return s;
         combine(data, other, count, e.type, e.op);
     }
     for (int distance = 1; distance < whole; distance *= 2) {
         const int partner = mesh.rank ^ distance;
         const std::vector<Transfer> both = {{partner, false, other, bytes}, {partner, true, data, bytes}};
-        if (Status s = mesh.move(both, deadline); !s) return s;
+        if (Status s = mesh.move(both); !s) return s;
         // The lower rank's part first on both sides: NaNs too come out the same everywhere.
         if (partner < mesh.rank) {
             combine(other, data, count, e.type, e.op);
@@ -95,7 +95,7 @@ Status in_few_steps(Mesh& mesh, void* data, size_t count, Elements e, int64_t de
             combine(data, other, count, e.type, e.op);
         }
     }
-    if (mesh.rank < extra) return mesh.move({{mesh.rank + whole, true, data, bytes}}, deadline);
+    if (mesh.rank < extra) return mesh.move({{mesh.rank + whole, true, data, bytes}});
     return {};
 }
 
@@ -108,7 +108,6 @@ struct Halving {
     unsigned char* data;
     size_t unit;  // bytes of an element
     Elements e;
-    int64_t deadline;
 
     struct Part {
         size_t first, count;  // elements
@@ -142,7 +141,7 @@ struct Halving {
         p.outgoing = [&](size_t i) { return at(sent, i); };
         p.needs = [](size_t) { return 0; };
         take(p, mesh, slice, e, [&](size_t i) { return at(received, i); }, [=](size_t) { return combines; });
-        return p.run(mesh, deadline);
+        return p.run(mesh);
     }
 };
 
@@ -160,34 +159,34 @@ Pipeline chain(Mesh& mesh, int place, bool forward, size_t slices) {
 
 }  // namespace
 
-Status all_reduce(Mesh& mesh, void* data, size_t count, Elements e, int64_t deadline) {
+Status all_reduce(Mesh& mesh, void* data, size_t count, Elements e) {
     const size_t unit = size_of(e.type);
     if (mesh.size > 1 && count > 0) {
         const bool small = count * unit <= kFewSteps || count < size_t(mesh.size);
         Status s;
         if (small)
-            s = in_few_steps(mesh, data, count, e, deadline);
+            s = in_few_steps(mesh, data, count, e);
         else if (Halving::suits(mesh.size))
-            s = Halving{mesh, static_cast<unsigned char*>(data), unit, e, deadline}.run({0, count}, 1);
+            s = Halving{mesh, static_cast<unsigned char*>(data), unit, e}.run({0, count}, 1);
         else
-            s = Ring(mesh, data, count * unit, unit).run(mesh.size - 1, mesh.size - 1, 0, e, deadline);
+            s = Ring(mesh, data, count * unit, unit).run(mesh.size - 1, mesh.size - 1, 0, e);
         if (!s) return s;
     }
     if (e.op == Op::average) divide(data, count, e.type, mesh.size);
     return {};
 }
 
-Status reduce_scatter(Mesh& mesh, void* data, size_t count, Elements e, int64_t deadline) {
+Status reduce_scatter(Mesh& mesh, void* data, size_t count, Elements e) {
     const size_t unit = size_of(e.type), own = size_t(mesh.rank) * count * unit;
     if (mesh.size > 1 && count > 0) {
         const size_t total = count * size_t(mesh.size) * unit;
-        if (Status s = Ring(mesh, data, total, unit).run(mesh.size - 1, 0, -1, e, deadline); !s) return s;
+        if (Status s = Ring(mesh, data, total, unit).run(mesh.size - 1, 0, -1, e); !s) return s;
     }
     if (e.op == Op::average) divide(static_cast<unsigned char*>(data) + own, count, e.type, mesh.size);
     return {};
 }
 
-Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes, int64_t deadline) {
+Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes) {
     if (bytes <= kFewSteps) {
         std::vector<Transfer> all;
         for (int r = 0; r < mesh.size; ++r) {
@@ -195,7 +194,7 @@ Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes, in
             all.push_back({r, false, blocks[size_t(r)], bytes});
             all.push_back({r, true, blocks[size_t(mesh.rank)], bytes});
         }
-        return mesh.move(all, deadline);
+        return mesh.move(all);
     }
     const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
     const auto at = [&](size_t i, int back) {
@@ -209,10 +208,10 @@ Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes, in
     p.outgoing = [&](size_t i) { return at(i, 0); };
     p.incoming = [&](size_t i, size_t) { return at(i, 1); };
     p.arrived = [](size_t, const Slice&) {};
-    return p.run(mesh, deadline);
+    return p.run(mesh);
 }
 
-Status broadcast(Mesh& mesh, void* data, size_t bytes, int root, int64_t deadline) {
+Status broadcast(Mesh& mesh, void* data, size_t bytes, int root) {
     const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
     const auto at = [&](size_t i) {
         return Slice{static_cast<unsigned char*>(data) + i * slice, std::min(slice, bytes - i * slice)};
@@ -221,10 +220,10 @@ Status broadcast(Mesh& mesh, void* data, size_t bytes, int root, int64_t deadlin
     p.outgoing = at;
     p.incoming = [&](size_t i, size_t) { return at(i); };
     p.arrived = [](size_t, const Slice&) {};
-    return p.run(mesh, deadline);
+    return p.run(mesh);
 }
 
-Status reduce(Mesh& mesh, void* data, size_t count, Elements e, int root, int64_t deadline) {
+Status reduce(Mesh& mesh, void* data, size_t count, Elements e, int root) {
     const size_t unit = size_of(e.type), bytes = count * unit;
     const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
     const bool is_root = mesh.rank == root;
@@ -238,7 +237,7 @@ Status reduce(Mesh& mesh, void* data, size_t count, Elements e, int root, int64_
     p.outgoing = at;
     p.incoming = [&](size_t i, size_t slot) { return Slice{scratch + slot * slice, at(i).size}; };
     p.arrived = [&](size_t i, const Slice& s) { combine(at(i).data, s.data, s.size / unit, e.type, e.op); };
-    if (Status s = p.run(mesh, deadline); !s) return s;
+    if (Status s = p.run(mesh); !s) return s;
     if (is_root && e.op == Op::average) divide(data, count, e.type, mesh.size);
     return {};
 }

@@ -15,13 +15,13 @@ struct Elements {
 };
 
 // In place. Every rank gets the same bits.
-Status all_reduce(Mesh& mesh, void* data, size_t count, Elements e, int64_t deadline);
+Status all_reduce(Mesh& mesh, void* data, size_t count, Elements e);
 // blocks[r] holds rank r's bytes on return; the own one must be filled in. All of the same size.
-Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes, int64_t deadline);
+Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes);
 // `data` holds one block of `count` elements per rank and is overwritten; the own block becomes the result.
-Status reduce_scatter(Mesh& mesh, void* data, size_t count, Elements e, int64_t deadline);
-Status broadcast(Mesh& mesh, void* data, size_t bytes, int root, int64_t deadline);
+Status reduce_scatter(Mesh& mesh, void* data, size_t count, Elements e);
+Status broadcast(Mesh& mesh, void* data, size_t bytes, int root);
 // In place on the root; `data` of the others is not changed.
-Status reduce(Mesh& mesh, void* data, size_t count, Elements e, int root, int64_t deadline);
+Status reduce(Mesh& mesh, void* data, size_t count, Elements e, int root);
 
 }  // namespace bagua

@@ -88,6 +88,12 @@ bool wrong(const Group& g, int root, int type, int op) {
            op > int(Op::bxor) || !allowed(Type(type), Op(op));
 }
 
+// The collectives' mesh, for one operation.
+Mesh& begin(Group& g, int64_t timeout_ns) {
+    g.collectives.begin(timeout_ns);
+    return g.collectives;
+}
+
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -144,31 +150,31 @@ EXPORT void bagua_net_error(void* group, char* error, size_t room) {
 EXPORT int bagua_net_all_reduce(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns) {
     Group& g = group_of(group);
     if (wrong(g, 0, type, op)) return int(Code::argument);
-    return finish(g, all_reduce(g.collectives, data, count, {Type(type), Op(op)}, now_ns() + timeout_ns));
+    return finish(g, all_reduce(begin(g, timeout_ns), data, count, {Type(type), Op(op)}));
 }
 
 EXPORT int bagua_net_reduce(void* group, void* data, size_t count, int type, int op, int root, int64_t timeout_ns) {
     Group& g = group_of(group);
     if (wrong(g, root, type, op)) return int(Code::argument);
-    return finish(g, reduce(g.collectives, data, count, {Type(type), Op(op)}, root, now_ns() + timeout_ns));
+    return finish(g, reduce(begin(g, timeout_ns), data, count, {Type(type), Op(op)}, root));
 }
 
 EXPORT int bagua_net_broadcast(void* group, void* data, size_t bytes, int root, int64_t timeout_ns) {
     Group& g = group_of(group);
     if (wrong(g, root, 0, 0)) return int(Code::argument);
-    return finish(g, broadcast(g.collectives, data, bytes, root, now_ns() + timeout_ns));
+    return finish(g, broadcast(begin(g, timeout_ns), data, bytes, root));
 }
 
 EXPORT int bagua_net_all_gather(void* group, void* const* blocks, size_t bytes, int64_t timeout_ns) {
     Group& g = group_of(group);
     const std::vector<void*> all(blocks, blocks + g.collectives.size);
-    return finish(g, all_gather(g.collectives, all, bytes, now_ns() + timeout_ns));
+    return finish(g, all_gather(begin(g, timeout_ns), all, bytes));
 }
 
 EXPORT int bagua_net_reduce_scatter(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns) {
     Group& g = group_of(group);
     if (wrong(g, 0, type, op)) return int(Code::argument);
-    return finish(g, reduce_scatter(g.collectives, data, count, {Type(type), Op(op)}, now_ns() + timeout_ns));
+    return finish(g, reduce_scatter(begin(g, timeout_ns), data, count, {Type(type), Op(op)}));
 }
 
 EXPORT int bagua_net_move(void* group, const Piece* pieces, size_t count, int64_t timeout_ns) {
@@ -179,7 +185,7 @@ EXPORT int bagua_net_move(void* group, const Piece* pieces, size_t count, int64_
         if (wrong(g, p.peer, 0, 0) || p.peer == g.collectives.rank) return int(Code::argument);
         transfers.push_back({p.peer, p.sending != 0, p.data, size_t(p.size)});
     }
-    return finish(g, g.collectives.move(transfers, now_ns() + timeout_ns));
+    return finish(g, begin(g, timeout_ns).move(transfers));
 }
 
 EXPORT uint64_t bagua_net_start(void* group, int peer, int sending, void* data, size_t size, uint32_t tag) {

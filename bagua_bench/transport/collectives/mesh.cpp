@@ -21,6 +21,7 @@ bool Mesh::progress() {
     bool moved = false;
     for (auto& c : peers_)
         if (c && c->pending()) moved |= c->progress();
+    moved_ |= moved;
     return moved;
 }
 
@@ -68,11 +69,20 @@ void Mesh::fail(const std::string& text) {
         if (c) c->fail(Code::remote, text);
 }
 
-Status Mesh::idle(int64_t deadline) {
-    const int64_t left = deadline - now_ns();
+void Mesh::begin(int64_t patience) {
+    patience_ = patience;
+    moved_ = true;
+}
+
+Status Mesh::idle() {
+    const int64_t now = now_ns();
+    if (moved_) until_ = now + patience_;
+    moved_ = false;
+    const int64_t left = until_ - now;
     Status s = status();
     if (s && aborted_) s = {Code::system, "aborted"};
-    if (s && left <= 0) s = {Code::system, "timed out"};
+    if (s && left <= 0)
+        s = {Code::system, "timed out: nothing moved for " + std::to_string(patience_ / kMillisecond) + " ms"};
     if (s)
         wait(left);
     else
@@ -80,7 +90,7 @@ Status Mesh::idle(int64_t deadline) {
     return s;
 }
 
-Status Mesh::move(const std::vector<Transfer>& transfers, int64_t deadline) {
+Status Mesh::move(const std::vector<Transfer>& transfers) {
     struct Part {
         int peer;
         bool sending;
@@ -123,7 +133,7 @@ Status Mesh::move(const std::vector<Transfer>& transfers, int64_t deadline) {
             moved = true;
         }
         if (moved) continue;
-        if (Status s = idle(deadline); !s) return s;
+        if (Status s = idle(); !s) return s;
     }
     return {};
 }

@@ -44,13 +44,18 @@ class Mesh {
     // Memory that stays as it is from call to call: fresh pages cost as much as sending them.
     unsigned char* scratch(size_t bytes);
 
-    // All transfers, in any order between ranks; until `deadline` (ns).
-    Status move(const std::vector<Transfer>& transfers, int64_t deadline);
-    // One round of a loop that found nothing to do; an error after the deadline.
-    Status idle(int64_t deadline);
+    // Before an operation: it fails when for so long (ns) nothing at all has moved. However much there is to move, and
+    // however slowly the network does it, it may take its time.
+    void begin(int64_t patience);
+    // All transfers, in any order between ranks.
+    Status move(const std::vector<Transfer>& transfers);
+    // One round of a loop that found nothing to do; an error when the patience is at an end.
+    Status idle();
 
   private:
     std::atomic<bool> aborted_{false};
+    int64_t patience_ = 0, until_ = 0;
+    bool moved_ = true;  // since idle() looked
     std::vector<std::unique_ptr<Connection>> peers_;
     std::unique_ptr<unsigned char[]> scratch_;
     size_t scratch_size_ = 0;

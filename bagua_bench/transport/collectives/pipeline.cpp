@@ -17,7 +17,7 @@ size_t slice_size(size_t block) {
     return std::clamp(part, kLeast, kMost);
 }
 
-Status Pipeline::run(Mesh& mesh, int64_t deadline) {
+Status Pipeline::run(Mesh& mesh) {
     struct Open {
         Request* request;
         Slice slice;
@@ -54,7 +54,7 @@ Status Pipeline::run(Mesh& mesh, int64_t deadline) {
             moved = true;
         }
         if (moved) continue;
-        if (Status s = mesh.idle(deadline); !s) return s;
+        if (Status s = mesh.idle(); !s) return s;
     }
     return {};
 }

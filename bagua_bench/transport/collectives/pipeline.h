@@ -27,7 +27,7 @@ struct Pipeline {
     static constexpr size_t kSlots = 2;  // receives on their way: more of them would not stay in the cache
     static constexpr size_t kSends = 16;
 
-    Status run(Mesh& mesh, int64_t deadline);
+    Status run(Mesh& mesh);
 };
 
 // Size of a slice for blocks of so many bytes: enough of them to overlap, not so small that calls dominate.
