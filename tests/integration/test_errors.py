@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from bagua_bench.config import Cluster, Compute, Network, Run, Transport
 from tests.integration.cli import bench
 
 ERRORS = [  # arguments, and what the line must contain: key, value, what is allowed
@@ -77,8 +80,12 @@ def test_answers_come_without_torch(tmp_path: Path, arguments: list[str]) -> Non
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True).returncode == 0
 
 
-def test_help_lists_the_options() -> None:
+def test_help_lists_the_options_and_says_what_they_mean() -> None:
     done = bench(Path.cwd(), "--help")
     assert done.returncode == 0
     for text in ("task: bert_large, quadratic", "algo: ", "run:", "steps: 20", "campaign=NAME"):
         assert text in done.stdout
+    explained = set(re.findall(r"^([a-z_.]+?)(?:\.N)? {2,}\S", done.stdout, re.MULTILINE))
+    groups = {"cluster": Cluster, "transport": Transport, "network": Network, "compute": Compute, "run": Run}
+    keys = {f"{group}.{field.name}" for group, schema in groups.items() for field in fields(schema)}
+    assert explained == keys | {"mode"}
