@@ -113,15 +113,16 @@ def _signs(
         tl.store(refused, 1, mask=refuse)
     place = tl.arange(0, 8)[None, :]
     blocks = tl.cdiv(elements - part * BLOCK, parts * BLOCK)
+    written = tl.where(refuse, 0, elements)  # Triton 3.9 interprets no mask that a comparison of scalars goes into
     for back in range(blocks):
         start = (part + (blocks - 1 - back) * parts) * BLOCK
         byte = start // 8 + tl.arange(0, BLOCK // 8)
         at = byte[:, None] * 8 + place
-        inside = (at < elements) & ~refuse
+        inside = at < written
         value = _target(x, memory, at, inside, FEEDBACK)
         positive = inside & (value >= 0)
         packed = tl.sum(positive.to(tl.int32) << place, 1).to(tl.uint8)
-        tl.store(wire + 4 + byte, packed, mask=(byte * 8 < elements) & ~refuse)
+        tl.store(wire + 4 + byte, packed, mask=byte * 8 < written)
         if FEEDBACK:
             rest = tl.where(positive, value - scale, value + scale)
             tl.store(memory + at, tl.where(at < count, rest, 0.0), mask=inside)
