@@ -237,6 +237,10 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         """As registered."""
         return NAME
 
+    def _get_backend(self, device: torch.device) -> Any:
+        """What moves tensors of a device; torch 2.15 asks for it before a batch of messages."""
+        return self if device.type == "cpu" else super()._get_backend(device)
+
     def _set_group_name(self, name: str) -> None:
         self._own_name = name
 
