@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from bagua_bench import libraries
 
+NAME = "bagua_net"
+"""What torch.distributed knows the transport by."""
 HANDLE = 128
 """Bytes that a rank publishes so that others can connect."""
 _P, _I, _L, _Z = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t

@@ -11,24 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bagua_bench.transport.native import Group, Piece, announce
+from bagua_bench.transport.native import NAME, Group, Piece, announce
+from bagua_bench.transport.tensors import DTYPES, Dense, numbers_of
 from bagua_bench.transport.work import Job, Lane, Message
-
-NAME = "bagua_net"
-_DTYPES = {
-    torch.float32: 0,
-    torch.float64: 1,
-    torch.float16: 2,
-    torch.bfloat16: 3,
-    torch.int32: 4,
-    torch.int64: 5,
-    torch.uint8: 6,
-    torch.int8: 7,
-    torch.bool: 8,
-}
-_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")  # in the order of reduce.h
-_AVG, _FIRST_BITS, _FLOATS = 1, 5, 4
-
 
 _ProcessGroup: Any = dist.ProcessGroup  # its stubs know neither its overloads nor its newer names
 
@@ -56,8 +41,8 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         """Reduce in place, to all."""
 
         def one(x: Tensor) -> None:
-            kind = _kind(x, opts)
-            with _Dense(x) as data:
+            kind = numbers_of(x, opts)
+            with Dense(x) as data:
                 self._native.all_reduce(data.data_ptr(), data.numel(), *kind, self._limit(opts))
 
         return self._run(lambda: _for_each(one, tensors), tensors, opts)
@@ -71,8 +56,8 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         (x,) = tensors
 
         def run() -> None:
-            kind = _kind(x, opts)
-            with _Dense(x) as data:
+            kind = numbers_of(x, opts)
+            with Dense(x) as data:
                 self._native.reduce(data.data_ptr(), data.numel(), *kind, opts.rootRank, self._limit(opts))
 
         return self._run(run, tensors, opts)
@@ -81,7 +66,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         """The root's tensor to all."""
 
         def one(x: Tensor) -> None:
-            with _Dense(x) as data:
+            with Dense(x) as data:
                 self._native.broadcast(data.data_ptr(), data.nbytes, opts.rootRank, self._limit(opts))
 
         return self._run(lambda: _for_each(one, tensors), tensors, opts)
@@ -96,7 +81,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         return self._run(run, outputs, opts)
 
     def _gather_all(self, out: Sequence[Tensor], x: Tensor, opts: Any) -> None:
-        dense = [_Dense(o, load=False) for o in out]
+        dense = [Dense(o, load=False) for o in out]
         dense[self.rank()].data.copy_(x)
         self._native.all_gather([d.data.data_ptr() for d in dense], x.nbytes, self._limit(opts))
         for d in dense:
@@ -106,7 +91,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         """Every rank's tensor to all, one behind the other."""
 
         def run() -> None:
-            with _Dense(output, load=False) as data:
+            with Dense(output, load=False) as data:
                 self._gather_all(data.view(self.size(), -1).unbind(), x.reshape(-1), opts)
 
         return self._run(run, output, opts)
@@ -130,7 +115,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         return self._run(lambda: self._reduce_parts(output, x.reshape(self.size(), -1).clone(), opts), output, opts)
 
     def _reduce_parts(self, output: Tensor, parts: Tensor, opts: Any) -> None:
-        kind = _kind(parts, opts)
+        kind = numbers_of(parts, opts)
         self._native.reduce_scatter(parts.data_ptr(), parts[0].numel(), *kind, self._limit(opts))
         output.copy_(parts[self.rank()].view(output.shape))
 
@@ -149,7 +134,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         """A part to, and one from, every rank; parts are equal unless their rows are given."""
 
         def run() -> None:
-            with _Dense(output, load=False) as data:
+            with Dense(output, load=False) as data:
                 self._move(self._parts(x, input_splits), self._parts(data, output_splits), opts)
 
         return self._run(run, output, opts)
@@ -185,7 +170,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         if own in sends and own in receives:
             receives[own].copy_(sends[own])
         sources = {r: x.contiguous() for r, x in sends.items() if r != own}
-        targets = {r: _Dense(x, load=False) for r, x in receives.items() if r != own}
+        targets = {r: Dense(x, load=False) for r, x in receives.items() if r != own}
         pieces = [Piece(r, False, d.data.data_ptr(), d.data.nbytes) for r, d in targets.items()]
         pieces += [Piece(r, True, x.data_ptr(), x.nbytes) for r, x in sources.items()]
         self._native.move(pieces, self._limit(opts))
@@ -200,7 +185,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> Message:
         """Receive what `send` sends."""
-        dense = _Dense(tensors[0], load=False)
+        dense = Dense(tensors[0], load=False)
         return self._message(src, False, dense.data, tag, dense.store)
 
     def _message(self, peer: int, sending: bool, data: Tensor, tag: int, finish: Callable[[], None]) -> Message:
@@ -214,7 +199,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: Any = None) -> Job:
         """Nobody returns before all have called."""
         token = torch.zeros(1, dtype=torch.uint8)
-        kind = (_DTYPES[token.dtype], 0)
+        kind = (DTYPES[token.dtype], 0)
         return self._run(lambda: self._native.all_reduce(token.data_ptr(), 1, *kind, self._limit(opts)), [], opts)
 
     def abort(self) -> None:
@@ -263,43 +248,9 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
 
-class _Dense:
-    """Contiguous memory that stands for a tensor: its own, or a copy that is stored back."""
-
-    def __init__(self, x: Tensor, load: bool = True) -> None:
-        if x.device.type != "cpu":
-            raise ValueError(f"{NAME} moves CPU tensors, not {x.device}; use nccl with transport=nccl_bagua_net")
-        self._x = x
-        self.data = x if x.is_contiguous() else x.contiguous() if load else torch.empty(x.shape, dtype=x.dtype)
-
-    def store(self) -> None:
-        """Bring the tensor up to date."""
-        if self.data is not self._x:
-            self._x.copy_(self.data)
-
-    def __enter__(self) -> Tensor:
-        return self.data
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.store()
-
-
 def _for_each(call: Callable[[Tensor], None], tensors: Sequence[Tensor]) -> None:
     for x in tensors:
         call(x)
-
-
-def _kind(x: Tensor, opts: Any) -> tuple[int, int]:
-    """Numbers of type and operation; ValueError for what cannot be reduced."""
-    name = "SUM" if opts is None else opts.reduceOp.op.name
-    dtype = _DTYPES.get(x.dtype)
-    op = _OPS.index(name) if name in _OPS else None
-    fits = dtype is not None and op is not None and (op != _AVG or dtype < _FLOATS)
-    if not fits or (op is not None and op >= _FIRST_BITS and dtype is not None and dtype < _FLOATS):
-        raise ValueError(f"{NAME} cannot reduce {x.dtype} with {name}")
-    assert dtype is not None and op is not None
-    return dtype, op
 
 
 def register() -> None:

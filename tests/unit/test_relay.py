@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from random import Random
+from threading import Timer
+from typing import IO
 
 import pytest
 
@@ -26,7 +28,7 @@ class Device:
 
     header = 0
 
-    def __init__(self, packets: list[tuple[float, bytes]], expected: int, control: int) -> None:
+    def __init__(self, packets: list[tuple[float, bytes]], expected: int, control: IO[str] | None) -> None:
         self._packets, self._expected, self._control = packets, expected, control
         self._readable, end = os.pipe()
         if packets:
@@ -47,8 +49,8 @@ class Device:
 
     def write(self, packet: bytes) -> None:
         self.got.append(packet[24])
-        if len(self.got) == self._expected:
-            os.close(self._control)
+        if len(self.got) == self._expected and self._control:
+            self._control.close()
 
     def drops(self) -> int:
         return 0
@@ -56,14 +58,18 @@ class Device:
 
 def test_a_packet_that_is_overdue_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second should leave while the loop is busy reading the third, which could leave at once."""
-    stdin, control = os.pipe()
+    stdin, end = os.pipe()
+    control = os.fdopen(end, "w")
     packets = [(0.0, packet(1, 70_000)), (0.0, packet(2, 1500)), (0.05, packet(3, 1500))]
-    devices = [Device(packets, -1, -1), Device([], 3, control)]
+    devices = [Device(packets, 0, None), Device([], 3, control)]
     unlimited = Link(None, 0.0, 0.0, 0.0)
     ports = [Port(unlimited, 10**6, Random(0)) for _ in devices]
     relay = Relay(ports, [Flows([70_000 * 8 / 0.02], 10**6), Flows([], 10**6)], devices)  # type: ignore[arg-type]
-    with os.fdopen(stdin) as end:
-        monkeypatch.setattr("sys.stdin", end)
+    late = Timer(10, control.close)
+    late.start()
+    with os.fdopen(stdin) as commands:
+        monkeypatch.setattr("sys.stdin", commands)
         relay.run()
+    late.cancel()
     assert devices[SECOND].got == [1, 2, 3]
     assert relay.counters() == {"drops": 0, "lost": 0}

@@ -96,7 +96,7 @@ def _quantise(
         tl.store(header + 1, tl.where(refuse, float("nan"), high).to(x.dtype.element_ty))
         tl.store(refused, 1, mask=refuse)
     blocks = tl.cdiv(elements - part * BLOCK, parts * BLOCK)
-    written = tl.where(refuse, 0, elements)  # Triton 3.9 interprets no mask that a comparison of scalars goes into
+    written = tl.where(refuse, 0, elements)  # Triton 3.9 interprets no mask of a block with scalars compared in it
     for back in range(blocks):
         at = (part + (blocks - 1 - back) * parts) * BLOCK + tl.arange(0, BLOCK)
         inside = at < written

@@ -113,7 +113,7 @@ def _signs(
         tl.store(refused, 1, mask=refuse)
     place = tl.arange(0, 8)[None, :]
     blocks = tl.cdiv(elements - part * BLOCK, parts * BLOCK)
-    written = tl.where(refuse, 0, elements)  # Triton 3.9 interprets no mask that a comparison of scalars goes into
+    written = tl.where(refuse, 0, elements)  # Triton 3.9 interprets no mask of a block with scalars compared in it
     for back in range(blocks):
         start = (part + (blocks - 1 - back) * parts) * BLOCK
         byte = start // 8 + tl.arange(0, BLOCK // 8)

@@ -1,0 +1,58 @@
+"""Tensors and operations as the transport takes them: contiguous memory, and numbers for what it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bagua_bench.transport.native import NAME
+
+DTYPES = {
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.float16: 2,
+    torch.bfloat16: 3,
+    torch.int32: 4,
+    torch.int64: 5,
+    torch.uint8: 6,
+    torch.int8: 7,
+    torch.bool: 8,
+}
+_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")  # in the order of reduce.h
+_AVG, _FIRST_BITS, _FLOATS = 1, 5, 4
+
+
+class Dense:
+    """Contiguous memory that stands for a tensor: its own, or a copy that is stored back."""
+
+    def __init__(self, x: Tensor, load: bool = True) -> None:
+        if x.device.type != "cpu":
+            raise ValueError(f"{NAME} moves CPU tensors, not {x.device}; use nccl with transport=nccl_bagua_net")
+        self._x = x
+        self.data = x if x.is_contiguous() else x.contiguous() if load else torch.empty(x.shape, dtype=x.dtype)
+
+    def store(self) -> None:
+        """Bring the tensor up to date."""
+        if self.data is not self._x:
+            self._x.copy_(self.data)
+
+    def __enter__(self) -> Tensor:
+        return self.data
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.store()
+
+
+def numbers_of(x: Tensor, opts: Any) -> tuple[int, int]:
+    """Numbers of its type and of the operation; ValueError for what cannot be reduced."""
+    name = "SUM" if opts is None else opts.reduceOp.op.name
+    dtype = DTYPES.get(x.dtype)
+    op = _OPS.index(name) if name in _OPS else None
+    fits = dtype is not None and op is not None and (op != _AVG or dtype < _FLOATS)
+    if not fits or (op is not None and op >= _FIRST_BITS and dtype is not None and dtype < _FLOATS):
+        raise ValueError(f"{NAME} cannot reduce {x.dtype} with {name}")
+    assert dtype is not None and op is not None
+    return dtype, op
