@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -213,12 +214,15 @@ def _by_scale(*values: Any, _parent_: DictConfig) -> Any:
 
 
 def has_cuda() -> bool:
-    """Whether the machine has an NVIDIA GPU and the installed torch is a CUDA build (found without importing it)."""
+    """Whether this process sees an NVIDIA GPU and the installed torch is a CUDA build (found without importing it)."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return False
     try:
         library = distribution("torch").locate_file("torch/lib/libtorch_cuda.so")
     except PackageNotFoundError:
         return False
-    return Path(str(library)).exists() and Path("/dev/nvidia0").exists()
+    devices = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("dxg")]  # the latter in Windows' Linux
+    return Path(str(library)).exists() and bool(devices)
 
 
 def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:

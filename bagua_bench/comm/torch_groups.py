@@ -25,7 +25,11 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  #
 
 
 class TorchComm(CountedComm):
-    """Collectives of one process group; `torch.distributed` must be initialised."""
+    """Collectives of one process group; `torch.distributed` must be initialised.
+
+    Over NCCL a call returns before it is done, so that what fails later raises nothing here: torch's watchdog ends the
+    process when the time-out has passed.
+    """
 
     def __init__(
         self, group: dist.ProcessGroup, intra: TorchComm | None = None, inter: TorchComm | None = None

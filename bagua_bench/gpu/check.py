@@ -1,47 +1,171 @@
-"""`python -m bagua_bench check-gpu [--json FILE] [--rehearse]`: every part in processes of its own, then a table.
+"""`python -m bagua_bench check-gpu [--json FILE] [--parts PART ...]`: what a machine with a GPU can show in minutes.
 
-Beside FILE come the profiles of the device, options of the group `compute` (`python -m bagua_bench.simulate profile`).
-Needs torch and this repository alone. Not yet run on a GPU; `--rehearse` tries the script on the CPU and shows nothing
-about a GPU. Two ranks on one GPU take turns: their times hold against each other and say nothing about two GPUs.
+Every part runs in processes of its own; FILE is written anew after each. Beside FILE come the profiles of the device,
+options of the group `compute` (`python -m bagua_bench.simulate profile`). Needs torch and this repository alone.
+Not yet run on a GPU; `--rehearse` tries the script on the CPU and shows nothing about a GPU. Two ranks on one GPU take
+turns: their times hold against each other and say nothing about two GPUs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
+import signal
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bagua_bench import libraries
-from bagua_bench.gpu import verdicts
+from bagua_bench.gpu import processes, verdicts
+from bagua_bench.gpu.processes import PartFailed
 from bagua_bench.transport import environment
 
-_HOME = Path(__file__).resolve().parents[2]
-_LIMIT = 100.0  # seconds for a part ...
-_PROFILE_LIMIT = 200.0  # ... and for the profile, which tries every task in three precisions
+_BUDGET = 460.0  # seconds for all parts: with the start of Python and torch less than eight minutes
+_LIMIT = 110.0  # for one part, but for the last, the profile, which tries every task in three precisions
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # for ranks, which share the processor
+
+Check = dict[str, Any]
+
+
+class Checks:
+    """The parts, in the order in which they run; each returns its verdicts or raises."""
+
+    def __init__(self, device: str, folder: Path, target: Path) -> None:
+        self._device, self._folder, self._target = device, folder, target
+        self._cuda = device == "cuda"
+        self._end = time.monotonic() + _BUDGET
+        self._oracles: dict[int, list[Any]] = {}
+        self.parts: dict[str, Callable[[], list[Check]]] = {
+            "algorithms": lambda: self._algorithms("nccl" if self._cuda else "gloo", 2),
+            "servers": lambda: self._algorithms("nccl, 2 servers of 2" if self._cuda else "gloo, 2 servers of 2", 4),
+            "plugin": self._plugin,
+            "overhead": lambda: verdicts.ratios(
+                "engine / plain torch, 1 rank", self._results("overhead", 1)[0], 1 / 1.02 if self._cuda else None
+            ),
+            "parity": lambda: verdicts.ratios("engine / DDP, 2 ranks", self._results("parity", 2)[0], None),
+            "codecs": self._codecs,
+            "profile": self._profile,
+        }
+
+    def left(self) -> float:
+        """Seconds of the budget."""
+        return self._end - time.monotonic()
+
+    def _algorithms(self, transport: str, size: int) -> list[Check]:
+        return verdicts.algorithms(transport, self._results("algorithms", size), self._oracle(size), self._cuda)
+
+    def _oracle(self, size: int) -> list[Any]:
+        """What ranks on CPUs found."""
+        if size not in self._oracles:
+            self._oracles[size] = self._results("algorithms", size, "cpu")
+        return self._oracles[size]
+
+    def _plugin(self) -> list[Check]:
+        """The algorithms once more, over Bagua-Net's NCCL plugin."""
+        name = "nccl_bagua_net"
+        if not self._cuda:
+            return [verdicts.skipped(f"algorithms over {name}", "no CUDA device")]
+        try:
+            libraries.plugin()
+        except RuntimeError as error:
+            return [verdicts.skipped(f"algorithms over {name}", str(error))]
+        ranks = self._ranks("algorithms", 2, "cuda", environment.for_nccl(streams=4))
+        found = [rank["result"] for rank in ranks]
+        carried = verdicts.carried(name, [rank["carried"] for rank in ranks])
+        return [*verdicts.algorithms(name, found, self._oracle(2), traced=True), carried]
+
+    def _codecs(self) -> list[Check]:
+        if not self._cuda:
+            return [verdicts.skipped("codecs", "no CUDA device")]
+        rows = self._folder / "codecs.json"
+        command = ["-m", "algorithms.codecs.benchmark_gpu", "--json", str(rows), "64", "256"]
+        try:
+            processes.run([command], self._folder / "codecs", self._limit(_LIMIT))
+        except PartFailed as error:  # it measures, too, what is not equal to the CPU's
+            found = verdicts.codecs(json.loads(rows.read_text()) if rows.exists() else [])
+            return [verdicts.failed("codecs equal the CPU's", error), *found]
+        return verdicts.codecs(json.loads(rows.read_text()))
+
+    def _profile(self) -> list[Check]:
+        """Its files go beside the report; in a rehearsal nowhere."""
+        command = ["-m", "bagua_bench.simulate.profile", "--device", self._device, "--folder"]
+        if self._cuda:
+            command += [str(self._target)]
+        else:
+            command += [str(self._folder), "--scale", "tiny", "--steps", "1", "--precision", "fp32", "--tasks", "vgg16"]
+        log = self._folder / "profile"
+        try:
+            said = processes.run([command], log, self._limit(_BUDGET))[0]
+        except PartFailed as error:  # what was measured before stands in files already
+            return [*verdicts.profile((log / "0.log").read_text().splitlines()), verdicts.failed("profile", error)]
+        return verdicts.profile(said.splitlines())
+
+    def _results(self, part: str, size: int, device: str | None = None) -> list[Any]:
+        """What every rank of a part of `rank.PARTS` found."""
+        return [rank["result"] for rank in self._ranks(part, size, device or self._device, {})]
+
+    def _ranks(self, part: str, size: int, device: str, variables: dict[str, str]) -> list[Any]:
+        import torch
+
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        commands = [["-m", "bagua_bench.gpu.rank", part, str(size), device, str(folder), str(k)] for k in range(size)]
+        processes.run(commands, folder, self._limit(_LIMIT), {**_ONE_THREAD, **variables})
+        return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+    def _limit(self, most: float) -> float:
+        return max(1.0, min(most, self.left()))
 
 
 def main(arguments: list[str]) -> int:
-    """0 if every check passed or was skipped with a reason, 1 if one failed, 2 if there is no GPU."""
+    """0 if every check passed or was skipped with a reason, 1 if one failed, 2 if there is no GPU, 130 interrupted."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="bagua-bench-") as name:
+        try:
+            return _run(arguments, Path(name))
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+
+
+def _run(arguments: list[str], folder: Path) -> int:
     parser = argparse.ArgumentParser(prog="python -m bagua_bench check-gpu", description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("check-gpu.json"), help="written to (default %(default)s)")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU: tries the script, shows nothing")
+    parser.add_argument("--parts", nargs="+", metavar="PART", help="only these")
     options = parser.parse_args(arguments)
+    device = "cpu" if options.rehearse else "cuda"
+    checks = Checks(device, folder, options.json.parent)
+    chosen = options.parts or list(checks.parts)
+    if unknown := [part for part in chosen if part not in checks.parts]:
+        parser.error(f"--parts {unknown[0]}: there are {', '.join(checks.parts)}")
     machine = _machine()
     if "gpu" not in machine and not options.rehearse:
         print("check-gpu: no CUDA device, nothing checked; --rehearse tries the script on the CPU", file=sys.stderr)
         return 2
-    device = "cpu" if options.rehearse else "cuda"
-    checks = _checks(device, options.json.parent)
-    report = {"machine": machine, "device": device, "rehearsal": options.rehearse, "checks": checks}
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
-    for check in checks:
-        print(f"{check['status']:8}{check['name']:38}{check['detail']}")
-    return 1 if any(check["status"] == "failed" for check in checks) else 0
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    report = {"machine": machine, "device": device, "rehearsal": options.rehearse, "seconds": {}, "checks": []}
+    for part in chosen:
+        began = time.monotonic()
+        found = _verdicts(part, checks)
+        report["seconds"][part] = round(time.monotonic() - began, 1)
+        report["checks"] += found
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        for check in found:
+            print(f"{check['status']:8}{check['name']:38}{check['detail']}", flush=True)
+    return 1 if any(check["status"] == "failed" for check in report["checks"]) else 0
+
+
+def _verdicts(part: str, checks: Checks) -> list[Check]:
+    """What a part found; one that breaks is a check that failed, and the others still run."""
+    if checks.left() < 1:
+        return [verdicts.skipped(part, f"no time left: all parts have {_BUDGET:.0f} s; try --parts {part}")]
+    try:
+        return checks.parts[part]()
+    except Exception as error:
+        return [verdicts.failed(part, error)]
 
 
 def _machine() -> dict[str, str]:
@@ -52,88 +176,3 @@ def _machine() -> dict[str, str]:
         found["gpu"] = torch.cuda.get_device_name()
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
-
-
-def _checks(device: str, target: Path) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="bagua-bench-") as name:
-        folder = Path(name)
-        oracle = _ranks("algorithms", 2, "cpu", folder / "oracle")
-        return [
-            *verdicts.codecs(_codecs(folder / "codecs.json") if device == "cuda" else "no CUDA device"),
-            *verdicts.algorithms("nccl" if device == "cuda" else "gloo",
-                                 _ranks("algorithms", 2, device, folder / "algorithms"), oracle),
-            *verdicts.algorithms("nccl_bagua_net", _with_plugin(device, folder / "plugin"), oracle),
-            *verdicts.ratios("engine / DDP, 2 ranks", _ranks("parity", 2, device, folder / "parity"), None),
-            *verdicts.ratios("engine / plain torch, 1 rank", _ranks("overhead", 1, device, folder / "overhead"),
-                             1 / 1.02 if device == "cuda" else None),
-            *verdicts.profile(_profile(device, target, folder / "profile.log")),
-        ]  # fmt: skip
-
-
-def _with_plugin(device: str, folder: Path) -> list[Any] | str:
-    """The algorithms over Bagua-Net's NCCL plugin; a text says why not."""
-    if device != "cuda":
-        return "no CUDA device"
-    try:
-        libraries.plugin()
-    except RuntimeError as error:
-        return str(error)
-    return _ranks("algorithms", 2, device, folder, environment.for_nccl(streams=4))
-
-
-def _codecs(path: Path) -> list[Any] | str:
-    command = [sys.executable, "-m", "algorithms.codecs.benchmark_gpu", "--json", str(path), "64", "256"]
-    failure = _failure([_start(command, path.with_suffix(".log"))], [path.with_suffix(".log")])
-    rows: list[Any] = [] if failure else json.loads(path.read_text())
-    return [RuntimeError(failure)] if failure else rows
-
-
-def _profile(device: str, target: Path, log: Path) -> list[Any] | str:
-    """What `bagua_bench.simulate.profile` printed, which writes its files to `target`; in a rehearsal nowhere."""
-    command = [sys.executable, "-m", "bagua_bench.simulate.profile", "--device", device, "--folder"]
-    if device == "cuda":
-        command += [str(target)]
-    else:
-        command += [str(log.parent), "--scale", "tiny", "--steps", "1", "--precision", "fp32", "--tasks", "vgg16"]
-    failure = _failure([_start(command, log)], [log], _PROFILE_LIMIT)
-    return [RuntimeError(failure)] if failure else log.read_text().splitlines()
-
-
-def _ranks(part: str, size: int, device: str, folder: Path, variables: dict[str, str] | None = None) -> list[Any] | str:
-    """The result of every rank of a part of `rank.PARTS`, or the error that ended it."""
-    import torch
-
-    folder.mkdir()
-    logs = [folder / f"{rank}.log" for rank in range(size)]
-    arguments = [[part, str(rank), str(size), device, str(folder)] for rank in range(size)]
-    module = [sys.executable, "-m", "bagua_bench.gpu.rank"]
-    failure = _failure([_start([*module, *a], log, variables) for a, log in zip(arguments, logs, strict=True)], logs)
-    if failure:
-        return [RuntimeError(failure)]
-    found = [torch.load(folder / f"{part}-{device}-{rank}.pt", weights_only=False) for rank in range(size)]
-    return [one["result"] for one in found]
-
-
-def _start(command: list[str], log: Path, variables: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    paths = [str(_HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
-    loopback = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-    own = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **loopback, **(variables or {})}
-    with log.open("w") as stream:
-        return subprocess.Popen(command, env=own, stdout=stream, stderr=subprocess.STDOUT)
-
-
-def _failure(processes: list[subprocess.Popen[bytes]], logs: list[Path], limit: float = _LIMIT) -> str | None:
-    """Wait for all; one line on the first that failed, None if none did."""
-    try:
-        for process in processes:
-            process.wait(limit)
-    except subprocess.TimeoutExpired:
-        return f"not done after {limit:.0f} s"
-    finally:
-        for process in processes:
-            process.kill()
-    for process, log in zip(processes, logs, strict=True):
-        if process.returncode:
-            lines = log.read_text().strip().splitlines()
-            return lines[-1] if lines else f"exit code {process.returncode}"
-    return None

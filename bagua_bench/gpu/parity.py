@@ -8,18 +8,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.gpu.cases import ALL_REDUCE
 from bagua_bench.gpu.models import workload
 from bagua_bench.training.build import build
-from bagua_bench.training.engine import Engine
+from bagua_bench.training.engine import MIB, Engine
 
-_ROUNDS, _STEPS, _WARM = 7, 5, 3
+_BUCKET = 25  # MiB, DDP's default, for both: ranks that share a GPU wait for their turn at least once per bucket
+_SECONDS = 25.0  # for the rounds of a model: at least ...
+_LEAST, _MOST = 3, 25  # ... so many, at most so many ...
+_AT_ONCE = 0.3  # ... of as many steps as fill so many seconds
 _REHEARSAL = 16  # models are so many times narrower on a CPU, where only the script itself is tried ...
 _FEW = 2  # ... in so many rounds of one step
-_ALL_REDUCE = {"_target_": "algorithms.gradient_allreduce.GradientAllReduce"}
 
 Step = Callable[[], None]
 
@@ -38,9 +42,8 @@ def _compare(name: str, comm: TorchComm, device: torch.device, other: Callable[.
     shrink = 1 if device.type == "cuda" else _REHEARSAL
     rivals = [_engine(*workload(name, shrink, device), comm), other(*workload(name, shrink, device), comm)]
     for step in rivals:
-        _seconds(step, _WARM, device)
-    count, steps = (_ROUNDS, _STEPS) if device.type == "cuda" else (_FEW, 1)
-    rounds = [[_seconds(step, steps, device) for step in rivals] for _ in range(count)]
+        _seconds(step, 2, device)
+    rounds = _rounds(rivals, device)
     ratios = sorted(theirs / ours for ours, theirs in rounds)
     engine, reference = (statistics.median(column) for column in zip(*rounds, strict=True))
     return {
@@ -48,11 +51,33 @@ def _compare(name: str, comm: TorchComm, device: torch.device, other: Callable[.
         "other_seconds": reference,
         "throughput_ratio": statistics.median(ratios),
         "ratios": ratios,
+        "bucket_mebibytes": _BUCKET,
     }
 
 
+def _rounds(rivals: list[Step], device: torch.device) -> list[list[float]]:
+    """Seconds of a step of each, by round; who goes first changes. All ranks take as many steps and rounds."""
+    began, rounds = time.perf_counter(), list[list[float]]()
+    steps = 1 if device.type != "cuda" else _of_rank_0(max(1, round(_AT_ONCE / _seconds(rivals[0], 1, device))))
+    more = True
+    while more:
+        order = [0, 1] if len(rounds) % 2 else [1, 0]
+        taken = {k: _seconds(rivals[k], steps, device) for k in order}
+        rounds.append([taken[0], taken[1]])
+        late = time.perf_counter() - began > _SECONDS or len(rounds) == _MOST
+        more = bool(_of_rank_0(len(rounds) < _LEAST or not late)) if device.type == "cuda" else len(rounds) < _FEW
+    return rounds
+
+
+def _of_rank_0(value: int) -> int:
+    """What rank 0 says; over gloo, from host to host."""
+    said = torch.tensor([value])
+    dist.broadcast(said, 0)
+    return int(said)
+
+
 def _engine(model: nn.Module, batch: Tensor, comm: TorchComm) -> Step:
-    engine = Engine(model, _optimizer(model), build(_ALL_REDUCE), comm)
+    engine = Engine(model, _optimizer(model), build(ALL_REDUCE), comm, bucket_size=_BUCKET * MIB)
 
     def step() -> None:
         engine.module(batch).float().square().mean().backward()
@@ -62,7 +87,7 @@ def _engine(model: nn.Module, batch: Tensor, comm: TorchComm) -> Step:
 
 
 def _ddp(model: nn.Module, batch: Tensor, comm: TorchComm) -> Step:
-    return _plain(DistributedDataParallel(model, process_group=comm.group), batch, comm)
+    return _plain(DistributedDataParallel(model, process_group=comm.group, bucket_cap_mb=_BUCKET), batch, comm)
 
 
 def _plain(model: nn.Module, batch: Tensor, comm: TorchComm) -> Step:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,10 +12,15 @@ _OFF = ("NCCL_MNNVL_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_RAS_ENABLE")
 
 
 def choose(name: str) -> torch.device:
-    """The device of this rank, made current: GPUs are dealt to ranks in turn, so that fewer GPUs are shared."""
+    """The device of this rank, made current: GPUs are dealt to ranks in turn, so that fewer GPUs are shared.
+
+    ValueError if it is `cuda` and there is none.
+    """
     device = torch.device(name)
     if device.type == "cuda":
-        device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        if not (count := torch.cuda.device_count()):
+            raise ValueError(f"run.device={name}: torch {torch.__version__} sees no CUDA device; allowed here: cpu")
+        device = torch.device("cuda", dist.get_rank() % count)
         torch.cuda.set_device(device)
     return device
 
@@ -27,9 +31,10 @@ def share(device: torch.device) -> None:
     NCCL refuses two ranks of one host on one GPU. Ranks that claim hosts of their own pass, and reach each other
     through the network, which is what servers with a GPU each would do (spec: bagua_net 4).
     """
-    gpus: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gpus, str(torch.cuda.get_device_properties(device).uuid))
-    os.environ.update(environment(gpus, dist.get_rank()))
+    own = torch.tensor(list(str(torch.cuda.get_device_properties(device).uuid).encode()), dtype=torch.uint8)
+    all_of_them = [torch.empty_like(own) for _ in range(dist.get_world_size())]  # an object's way would need NumPy
+    dist.all_gather(all_of_them, own)
+    os.environ.update(environment([bytes(gpu.tolist()).decode() for gpu in all_of_them], dist.get_rank()))
 
 
 def environment(gpus: Sequence[str], rank: int) -> dict[str, str]:

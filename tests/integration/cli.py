@@ -14,7 +14,7 @@ import psutil
 from bagua_bench import records
 
 COMMAND = [sys.executable, "-m", "bagua_bench"]
-TINY = ["task=quadratic", "run.steps=3", "run.warmup=1"]
+TINY = ["task=quadratic", "transport=gloo", "run.steps=3", "run.warmup=1"]
 
 
 def bench(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

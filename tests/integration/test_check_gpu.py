@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
-from bagua_bench.gpu import verdicts
+from bagua_bench.gpu import processes, verdicts
+from bagua_bench.gpu.check import Checks, _verdicts, main
+from bagua_bench.gpu.processes import PartFailed
 
 HOME = Path(__file__).resolve().parents[2]
 MISSING = ("hydra", "omegaconf", "yaml", "rich", "pandas", "matplotlib", "scipy", "sklearn", "psutil", "torchvision",
@@ -49,22 +54,92 @@ def test_rehearsal_runs_every_part_and_is_marked_as_one(tmp_path: Path) -> None:
     assert {name for name, word in status.items() if word == "skipped"} == {
         "codecs", "algorithms over nccl_bagua_net", "profile, fp32, vgg16",
     }  # fmt: skip
-    for name in ("ByteGrad over gloo", "QAdam over gloo", "engine / DDP, 2 ranks, vgg16", "profile, fp32"):
+    for name in (
+        "ByteGrad over gloo", "QAdam over gloo, 2 servers of 2", "GradientAllReduce, bfloat16 over gloo",
+        "autocast fp16 over gloo", "engine / DDP, 2 ranks, vgg16", "profile, fp32",
+    ):  # fmt: skip
         assert status[name] == "passed"
 
 
+def test_a_part_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    done = check(tmp_path, "--rehearse", "--parts", "codec")
+    assert done.returncode == 2
+    said = "--parts codec: there are algorithms, servers, plugin, overhead, parity, codecs, profile"
+    assert done.stderr.splitlines()[-1].endswith(said)
+
+
+def test_a_part_that_breaks_fails_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what its processes printed is in the report, which stands whatever happens later."""
+    gone = PartFailed("RuntimeError: lost", ["line 1\nRuntimeError: lost", ""])
+    monkeypatch.setattr(Checks, "_results", lambda *_: (_ for _ in ()).throw(gone))
+    report = tmp_path / "new folder" / "report.json"
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["--rehearse", "--json", str(report), "--parts", "algorithms", "codecs"]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    broken, codecs = json.loads(report.read_text())["checks"]
+    assert broken == {"name": "algorithms", "status": "failed", "detail": str(gone), "data": gone.logs}
+    assert codecs["status"] == "skipped"
+
+
+def test_no_part_starts_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checks, "left", lambda self: 0.0)
+    verdict = _verdicts("algorithms", Checks("cpu", tmp_path, tmp_path))
+    assert [one["status"] for one in verdict] == ["skipped"]
+
+
+WAITS = "import time; print('up', flush=True); time.sleep(60)"
+BREAKS = """
+import sys, time
+time.sleep(0.5)
+try:
+    raise ValueError("the reason")
+finally:
+    sys.excepthook = lambda *error: print("ValueError: the reason\\n[W] destroy_process_group() was not called")
+"""
+
+
+def test_one_rank_that_fails_ends_the_other_and_says_why(tmp_path: Path) -> None:
+    """Over NCCL a rank waits for one that is gone until its time is up."""
+    began = time.monotonic()
+    with pytest.raises(PartFailed, match=r"^ValueError: the reason$") as failure:
+        processes.run([["-c", WAITS], ["-c", BREAKS]], tmp_path, 50)
+    assert time.monotonic() - began < 30
+    assert failure.value.logs[0] == "up"
+    assert "destroy_process_group" in failure.value.logs[1]
+    assert not [child for child in psutil.Process().children() if WAITS in child.cmdline()]
+
+
+def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(PartFailed, match=r"^not done after 2 s$") as failure:
+        processes.run([["-c", WAITS], ["-c", "print('done')"]], tmp_path, 2)
+    assert failure.value.logs == ["up", "done"]
+    assert not [child for child in psutil.Process().children() if WAITS in child.cmdline()]
+
+
+def test_a_signal_has_a_name(tmp_path: Path) -> None:
+    with pytest.raises(PartFailed, match=r"^ended by SIGKILL$"):
+        processes.run([["-c", "import os; os.kill(os.getpid(), 9)"]], tmp_path, 20)
+
+
 def test_verdicts_fail_what_is_slow_differs_or_waits() -> None:
-    def ranks(value: float, waits: str | None = None) -> list[dict[str, object]]:
-        return [{"ByteGrad": {"weights": torch.tensor([1.0, value]), "waits": waits}}] * 2
+    def ranks(value: float, waits: str | None = None, tolerance: float = 1e-4) -> list[dict[str, object]]:
+        case = {"weights": torch.tensor([1.0, value]), "waits": waits, "tolerance": tolerance, "traced": None}
+        return [{"ByteGrad": case}] * 2
 
-    def verdict(outcome: list[dict[str, object]]) -> str:
-        return str(verdicts.algorithms("nccl", outcome, ranks(2.0))[0]["status"])
+    def verdict(outcome: list[dict[str, object]], tolerance: float = 1e-4) -> str:
+        return str(verdicts.algorithms("nccl", outcome, ranks(2.0, tolerance=tolerance), False)[0]["status"])
 
-    assert verdict(ranks(2.0)) == "passed"
+    assert verdict(ranks(2.0)) == verdict(ranks(2.1), tolerance=0.1) == "passed"
     assert verdict(ranks(2.1)) == verdict(ranks(float("nan"))) == verdict(ranks(2.0, "a wait")) == "failed"
+    one_waits = [*ranks(2.0)[:1], *ranks(2.0, "a wait")[:1]]
+    assert verdict(one_waits) == verdict([{"ByteGrad": {"error": "refused"}}] * 2) == "failed"
+    untraced = verdicts.algorithms("nccl", ranks(2.0), ranks(2.0), True)
+    assert [one["status"] for one in untraced] == ["passed", "skipped"]
     row = {"operation": "encode", "mebibytes": 64.0, "bytes_per_second": 1e12}
     shares = [verdicts.codecs([{**row, "of_copy": share}])[0]["status"] for share in (0.69, 0.71)]
     assert shares == ["failed", "passed"]
     ratio = {"vgg16": {"throughput_ratio": 0.97, "ratios": [0.97]}}
-    assert verdicts.ratios("engine", [ratio], 1 / 1.02)[0]["status"] == "failed"
-    assert verdicts.ratios("engine", [RuntimeError("lost")], None)[0]["detail"] == "lost"
+    assert verdicts.ratios("engine", ratio, 1 / 1.02)[0]["status"] == "failed"
+    assert [verdicts.carried("nccl_bagua_net", sent)["status"] for sent in ([5, 0], [5, 5])] == ["failed", "passed"]

@@ -118,6 +118,18 @@ def test_a_task_whose_packages_are_missing_is_named(monkeypatch: pytest.MonkeyPa
     assert [(m.task, m.batch) for m, _ in found] == [("bert_large", 6)]
 
 
+def test_a_task_that_breaks_is_named_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str, scale: str) -> dict[str, Any]:
+        if name == "transformer":
+            raise RuntimeError("cuDNN error\nand where")
+        return {"name": name, "_target_": "tasks.vgg16.VGG16", "scale": scale}
+
+    monkeypatch.setattr(profile, "task_node", broken)
+    found, notes = profile.profile(["transformer", "vgg16"], "tiny", CPU, "fp32", 1)
+    assert notes == {"transformer": "cuDNN error"}
+    assert [m.task for m, _ in found] == ["vgg16"]
+
+
 def test_stand_ins_have_the_published_size() -> None:
     vgg16, bert = (StandIn(name, "paper") for name in stand_in.NAMES)
     ours, theirs = vgg16.layers(), read(TABLES / "vgg16.json")

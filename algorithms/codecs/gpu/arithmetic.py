@@ -14,8 +14,9 @@ from torch import Tensor
 
 BLOCK = 4096
 """Elements that a program handles at a time; a power of two."""
-PROGRAMS = 2048
-"""Programs that go over a tensor which has to be read twice: several for each multiprocessor."""
+PROGRAMS = 512
+"""Programs that go over a tensor which has to be read twice: about as many as run at a time, 4 on each of an H200's 132
+multiprocessors, as each of them reads what all of them found."""
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 
 _REFUSED = "a codec refused a tensor encoded before: it holds NaN or Inf, or its levels overflow float32"

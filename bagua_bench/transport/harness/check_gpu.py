@@ -1,18 +1,24 @@
-"""NCCL over the plugin with two ranks on one GPU: needs a CUDA torch and at least one GPU."""
+"""`python -m bagua_bench.transport check-gpu`: NCCL over the plugin with two ranks on one GPU. Not yet run on one."""
 
 from __future__ import annotations
 
-import os
-import subprocess
+import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from bagua_bench.gpu import processes
+from bagua_bench.gpu.processes import PartFailed
 from bagua_bench.transport import environment
 
+_LIMIT = 300.0  # seconds; a rank that lost the other would wait for ten minutes
 _RANK = """
-import os, torch, torch.distributed as dist
-rank, store = int(os.environ["RANK"]), dist.FileStore(os.environ["STORE"], 2)
+import os, sys
+rank, store = int(sys.argv[1]), sys.argv[2]
+os.environ["NCCL_HOSTID"] = f"fake{rank}"  # two hosts for NCCL, so that all goes over the network
+import torch, torch.distributed as dist
+store = dist.FileStore(store, 2)
 torch.cuda.set_device(0)
 for life in range(20):
     dist.init_process_group("nccl", store=dist.PrefixStore(str(life), store), rank=rank, world_size=2)
@@ -24,40 +30,32 @@ for life in range(20):
     dist.destroy_process_group()
 print("all_reduce correct, 20 communicators")
 """
+_VARIABLES = {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_RAS_ENABLE": "0", "NCCL_DEBUG": "INFO"}
 
 
-def run(streams: int) -> int:
-    """0 if all_reduce is right from 8 B to 256 MiB over 20 communicators and NCCL's log names the plugin."""
+def main(arguments: Sequence[str]) -> int:
+    """0 if all_reduce is right from 8 B to 256 MiB over 20 communicators and NCCL's log names the plugin.
+
+    2 without a GPU. Needs torch and this repository alone.
+    """
+    parser = argparse.ArgumentParser(prog="python -m bagua_bench.transport check-gpu", description=__doc__)
+    parser.add_argument("--streams", type=int, default=4, help="default %(default)s")
+    streams = parser.parse_args(arguments).streams
     import torch
 
     if not torch.cuda.is_available():
         print("check-gpu: torch.cuda.is_available() is False; this check needs an NVIDIA GPU and a CUDA build of torch")
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [_start(rank, streams, Path(folder)) for rank in range(2)]
-        outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
-    seen = all(f"via NET/{environment.NCCL_NAME}" in output for output in outputs)
-    right = all(rank.returncode == 0 for rank in ranks)
-    print(f"check-gpu: all_reduce {'correct' if right else 'WRONG'}, plugin {'in use' if seen else 'NOT USED'}")
-    if not (seen and right):
-        print("\n".join(outputs)[-5000:])
-    return 0 if seen and right else 1
-
-
-def _start(rank: int, streams: int, folder: Path) -> subprocess.Popen[str]:
-    variables = {
-        **os.environ,
-        **environment.for_nccl(streams),
-        "RANK": str(rank),
-        "STORE": str(folder / "store"),
-        "NCCL_HOSTID": f"fake{rank}",  # two hosts for NCCL, so that all goes over the network
-        "NCCL_SOCKET_IFNAME": "lo",
-        "NCCL_IB_DISABLE": "1",
-        "NCCL_MNNVL_ENABLE": "0",
-        "NCCL_NVLS_ENABLE": "0",
-        "NCCL_RAS_ENABLE": "0",
-        "NCCL_DEBUG": "INFO",
-        "CUDA_VISIBLE_DEVICES": "0",
-    }
-    command = [sys.executable, "-c", _RANK]
-    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with tempfile.TemporaryDirectory(prefix="bagua-bench-") as name:
+        folder = Path(name)
+        ranks = [["-c", _RANK, str(rank), str(folder / "store")] for rank in range(2)]
+        try:
+            logs = processes.run(ranks, folder, _LIMIT, {**environment.for_nccl(streams), **_VARIABLES})
+        except (PartFailed, RuntimeError) as error:
+            print("\n".join(getattr(error, "logs", [])), f"check-gpu: {error}", sep="\n", file=sys.stderr)
+            return 1
+    seen = all(f"via NET/{environment.NCCL_NAME}" in log for log in logs)
+    print(f"check-gpu: all_reduce correct, plugin {'in use' if seen else 'NOT USED'}")
+    if not seen:
+        print("\n".join(logs)[-5000:])
+    return 0 if seen else 1

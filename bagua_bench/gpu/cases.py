@@ -1,0 +1,155 @@
+"""What ranks of `check-gpu` train, in a way that ranks on CPUs can repeat: few steps, along given gradients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import islice
+from pkgutil import iter_modules
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from algorithms.base import Algorithm, When
+from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.gpu import trace
+from bagua_bench.gpu.models import Given
+from bagua_bench.training.build import build
+from bagua_bench.training.engine import Engine
+from bagua_bench.training.loop import Loop
+from bagua_bench.training.loss_scale import LossScale
+from tasks.base import Batch, Task
+
+ALL_REDUCE = {"_target_": "algorithms.gradient_allreduce.GradientAllReduce"}
+_STEPS = 12
+_SIZES = [4099, 70_001, 3, 20_000]
+_SHORT = {"QAdam": {"warmup_steps": 4, "lr": 0.01}, "AsyncModelAverage": {"interval_ms": 5.0}}
+_HALF_TOO = ("GradientAllReduce", "ByteGrad")
+_CLOSE = 1e-4  # relative distance of weights: a level of a codec may flip where sums round differently ...
+_FARTHER = {
+    "QAdam": 1e-3,
+    "AsyncModelAverage": 1.0,
+}  # ... a sign is more than a level; async never runs twice alike ...
+_HALF = 1e-2  # ... and 16 bits resolve less
+
+Found = dict[str, Any]
+"""`weights` (N,) on the CPU; `tolerance`: how near the CPU's they must be; `waits` and `traced` of `_watched`."""
+
+
+class Case(NamedTuple):
+    """An algorithm and the type of the weights, which is that of the gradients in its buckets, too."""
+
+    kind: type[Algorithm]
+    arguments: dict[str, Any]
+    dtype: torch.dtype
+    tolerance: float
+
+
+def cases(hierarchical: bool) -> Iterator[tuple[str, Case]]:
+    """Every algorithm with its defaults, but for what makes a short run show something; two in half precision, too."""
+    for kind in _algorithms():
+        name, arguments = kind.__name__, dict[str, Any](_SHORT.get(kind.__name__, {}))
+        if hierarchical and "hierarchical" in inspect.signature(kind).parameters:
+            arguments["hierarchical"] = True
+        yield name, Case(kind, arguments, torch.float32, _FARTHER.get(name, _CLOSE))
+        for dtype in (torch.bfloat16, torch.float16) if name in _HALF_TOO else ():
+            yield f"{name}, {str(dtype).removeprefix('torch.')}", Case(kind, arguments, dtype, _HALF)
+
+
+def _algorithms() -> Iterator[type[Algorithm]]:
+    for module in iter_modules(import_module("algorithms").__path__, "algorithms."):
+        for found in vars(import_module(module.name)).values():
+            own = inspect.isclass(found) and found.__module__ == module.name
+            if own and issubclass(found, Algorithm) and not inspect.isabstract(found):
+                yield found
+
+
+def trained(case: Case, comm: TorchComm, device: torch.device) -> Found:
+    """Train a model whose gradients are given."""
+    model = Given(_SIZES).to(device, case.dtype)
+    batches = [_batch(step, comm.rank).to(device, case.dtype) for step in range(_STEPS)]
+    algorithm = case.kind(**case.arguments)
+    engine = Engine(model, SGD(model.parameters(), lr=0.05), algorithm, comm, bucket_size=65_536)
+
+    def step(batch: Tensor) -> None:
+        model(batch).backward()
+        engine.step()
+
+    with engine:
+        for batch in batches[:-2]:
+            step(batch)
+        free = algorithm.moment(_STEPS) is When.FREE  # a thread of its own averages, and that one may wait
+        found = _watched(step, batches[-2:], device.type == "cuda" and not free)
+        with engine.paused():
+            return {**found, "weights": _weights(model), "tolerance": case.tolerance}
+
+
+def _watched(step: Any, batches: list[Tensor], watch: bool) -> Found:
+    """Take two steps. `waits`: what in them waited for the GPU; `traced`: whether a profiler's trace says so, too."""
+    if not watch:
+        for batch in batches:
+            step(batch)
+        return {"waits": None, "traced": None}
+    seen = trace.traced(lambda: step(batches[0]))
+    refused = trace.nobody_waits(lambda: step(batches[1]))
+    return {"waits": refused or ", ".join(seen or []) or None, "traced": seen is not None}
+
+
+def _batch(step: int, rank: int) -> Tensor:
+    return torch.randn(sum(_SIZES), generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def _weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).cpu()
+
+
+class _Regression(Task):
+    """Matrix products, which autocast runs in half precision."""
+
+    batch, synthetic, samples_per_epoch = 8, True, 8
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 1))
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return SGD(model.parameters(), lr=0.05)
+
+    def batches(self, rank: int, size: int, seed: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(rank)
+        while True:
+            yield (torch.randn(self.batch, 64, generator=generator),)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        loss: Tensor = (model(batch[0]).float() - batch[0].sum(1, keepdim=True)).square().mean()
+        return loss
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {}
+
+
+def under_autocast(precision: str, comm: TorchComm, device: torch.device) -> Found:
+    """The loop of measured runs, with two batches to a step."""
+    task = _Regression()
+    torch.manual_seed(1)
+    model = task.model().to(device)
+    with Engine(model, task.optimizer(model), build(ALL_REDUCE), comm) as engine:
+        engine.scale = LossScale(device, 2.0**8) if precision == "fp16" else None
+        loop = Loop(engine, task, device, 2, lambda *_: None, precision=precision)
+        loop.take(islice(task.batches(comm.rank, comm.size, 0), 2 * _STEPS), _STEPS, "timed")
+        return {"weights": _weights(model), "tolerance": _HALF, "waits": None, "traced": None}
+
+
+def everything(comm: TorchComm, device: torch.device) -> dict[str, Found]:
+    """By name: what was found, or `error`."""
+    found: dict[str, Found] = {}
+    for name, case in cases(comm.intra is not None):
+        try:
+            found[name] = trained(case, comm, device)
+        except ValueError as error:
+            found[name] = {"error": str(error)}
+    for precision in ("bf16", "fp16"):
+        found[f"autocast {precision}"] = under_autocast(precision, comm, device)
+    return found
