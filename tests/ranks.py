@@ -22,6 +22,13 @@ from bagua_bench.comm.threads import ThreadComm
 from bagua_bench.comm.torch_groups import TorchComm
 
 Body = Callable[..., Any]
+_SLOW = (
+    "sklearn.model_selection",
+    "tests.contract.test_life",
+    "tests.contract.test_precision",
+    "tests.golden.test_curves",
+)
+"""What takes long to import, as data sets and tests that compose configurations do: once, for all ranks."""
 
 
 def run(kind: str, size: int, body: Body, *args: Any, per_server: int = 1, timeout: float = 30.0) -> list[Any]:
@@ -66,7 +73,7 @@ def _processes(
     size: int, body: Body, args: tuple[Any, ...], per_server: int, timeout: float, backend: str = "gloo"
 ) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.ranks", "tasks.vgg16", "tasks.quadratic", "sklearn.model_selection"])
+    context.set_forkserver_preload(list(_SLOW))
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
         processes = [
