@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ if __name__ == "__main__" and sys.argv[1:2] == ["check-gpu"]:  # runs where Hydr
     sys.exit(check_gpu(sys.argv[2:]))
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bagua_bench import campaign, config
+from bagua_bench import campaign, config, records
 from bagua_bench.config import CONF, ConfigError
 from bagua_bench.launch import joined
 from bagua_bench.network import machine
@@ -64,11 +66,26 @@ def _checked(cell: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"network={cell['network']['name']}: a job has the network of its cluster; allowed: none")
         cell["cluster"]["servers"], cell["cluster"]["ranks_per_server"] = joined.enter()
     validate(cell)
+    if cell["mode"] == "measure" and cell["run"]["device"] == "cuda" and not config.has_cuda():
+        raise ConfigError("run.device=cuda: no NVIDIA GPU, or torch is no CUDA build; allowed here: auto, cpu")
     try:
         machine.settle(cell)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return cell
+
+
+def _make_folders(batches: Sequence[tuple[Sequence[Job], str]]) -> None:
+    """Have folders for the records. ConfigError where none can be kept."""
+    for results, name in {(job.cell["run"]["results"], name) for jobs, name in batches for job in jobs}:
+        folder = records.file_of(results, name).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"{error.strerror}; must be a folder that can be written"
+            raise ConfigError(f"run.results={results}: {why}") from None
+        if not os.access(folder, os.W_OK):
+            raise ConfigError(f"run.results={results}: no right to write to {folder}")
 
 
 def main() -> int:
@@ -77,9 +94,12 @@ def main() -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
     app = App()
     try:
+        _refuse_unknown(get_args_parser().parse_known_args()[1])
         hydra.main(config_path=str(CONF), config_name="config", version_base=None)(app)()
         if app.error is not None:
             raise app.error
+        if joined.is_recorder() and not app.dry_run:
+            _make_folders(app.batches)
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         print(_explained(error), file=sys.stderr)
         return 2
@@ -107,6 +127,14 @@ def main() -> int:
     return 1 if failures else 0
 
 
+def _refuse_unknown(arguments: Sequence[str]) -> None:
+    """ConfigError for what Hydra would take neither as an option nor as an override."""
+    if options := [text for text in arguments if text.startswith("-")]:
+        raise ConfigError(f"{options[0]}: no such option; arguments are KEY=VALUE, and --help lists the keys")
+    if arguments:
+        raise ConfigError(f"{arguments[0]}: write -m and other options before the first KEY=VALUE, or after the last")
+
+
 def _explained(error: Exception) -> str:
     cause: BaseException | None = error
     while cause is not None:
@@ -115,9 +143,8 @@ def _explained(error: Exception) -> str:
         cause = cause.__cause__
     from bagua_bench.explain import explain
 
-    arguments = [text for text in sys.argv[1:] if "=" in text and not text.startswith("-")]
-    folders = [Path(b) for a, b in zip(sys.argv, sys.argv[1:], strict=False) if a in ("--config-dir", "-cd")]
-    return explain(error, arguments, folders)
+    given = get_args_parser().parse_args()
+    return explain(error, given.overrides, [Path(given.config_dir)] if given.config_dir else [])
 
 
 if __name__ == "__main__":

@@ -12,16 +12,19 @@ from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from bagua_bench.config import resolve
+from bagua_bench.config import ConfigError, resolve
 
 
 def cells(campaign: DictConfig, overrides: Sequence[str]) -> list[dict[str, Any]]:
     """The resolved cells of a campaign: every combination of its axes.
 
-    `overrides` are the user's; one that names an axis replaces it.
+    `overrides` are the user's; one that names an axis replaces it. ConfigError for a campaign of nothing.
     """
+    if campaign.rounds < 1:
+        raise ConfigError(f"campaign.rounds={campaign.rounds}: must be at least 1")
     given = {text.partition("=")[0].lstrip("+~") for text in overrides}
     axes = [points for axis in campaign.axes if _key(points := _points(axis)) not in given]
     user = [text for text in overrides if not text.startswith("campaign")]
@@ -63,10 +66,20 @@ def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
 
 def _points(axis: str | ListConfig) -> list[list[str]]:
     """'algo=a,b' gives [['algo=a'], ['algo=b']]; of a list every text is a point."""
-    if not isinstance(axis, str):
-        return [point.split() for point in axis]
-    override = OverridesParser.create().parse_override(axis)
-    assert override.is_sweep_override(), f"campaign axis {axis}: expected KEY=A,B,C"
+    points = _swept(axis) if isinstance(axis, str) else [point.split() for point in axis]
+    if not points or not all(points):
+        raise ConfigError(f"campaign.axes={axis}: expected KEY=A,B,C, or a list of texts of KEY=VALUE")
+    return points
+
+
+def _swept(axis: str) -> list[list[str]]:
+    """Empty if it is not KEY=A,B,C."""
+    try:
+        override = OverridesParser.create().parse_override(axis)
+    except HydraException:
+        return []
+    if not override.is_sweep_override():
+        return []
     return [[f"{override.key_or_group}={value}"] for value in override.sweep_string_iterator()]
 
 

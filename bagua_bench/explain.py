@@ -20,6 +20,8 @@ from bagua_bench.config import CONF
 
 def explain(error: Exception, overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> str:
     """The first override that is at fault, its value and what is allowed; else the error's first line."""
+    if ambiguous := re.match(r"Ambiguous value for argument '(.*)'", str(error)):
+        return f"{ambiguous[1]}: -m is missing, which makes a run for each value of a list"
     groups = _groups([CONF, *config_dirs])
     search = ",".join(f"file://{folder.resolve()}" for folder in config_dirs)
     selected = [f"hydra.searchpath=[{search}]"] if search else []
@@ -28,24 +30,22 @@ def explain(error: Exception, overrides: Sequence[str], config_dirs: Sequence[Pa
             try:
                 override = OverridesParser.create().parse_override(text)
             except HydraException:
-                return f"{text}: cannot be read; write KEY=VALUE"
+                return f"{text}: cannot be read; write KEY=VALUE (--help lists the keys)"
             message = _fault(override, groups, selected)
             if message:
                 return message
             if override.key_or_group in groups:
-                selected.append(text)
+                selected.append(f"{override.key_or_group}={_values(override)[0]}")
     return _first_line(error)
 
 
 def _fault(override: Override, groups: dict[str, list[str]], selected: list[str]) -> str | None:
     key, text = override.key_or_group, override.input_line or ""
     if key in groups:
-        values = override.value().list if override.is_choice_sweep() else [override.value()]  # type: ignore[union-attr]
-        wrong = [str(value) for value in values if value is not None and str(value) not in groups[key]]
+        wrong = [value for value in _values(override) if value != "null" and value not in groups[key]]
         if wrong:
-            if key == "network" and _is_rate(wrong[0]):
-                return f"{key}={wrong[0]}: no such {key}; write network.bandwidth={wrong[0]}"
-            return f"{key}={wrong[0]}: no such {key}; " + _allowed(wrong[0], groups[key], "")
+            write = _instead(key, wrong[0])
+            return f"{key}={wrong[0]}: no such {key}; " + (write or _allowed(wrong[0], groups[key], ""))
         return None
     if override.is_delete() or override.is_add() or override.is_force_add() or key.startswith("hydra."):
         return None
@@ -67,8 +67,7 @@ def _unknown_key(key: str, text: str, groups: dict[str, list[str]], node: object
 
 
 def _bad_value(override: Override, selected: list[str]) -> str | None:
-    values = override.value().list if override.is_choice_sweep() else [override.get_value_element_as_str()]  # type: ignore[union-attr]
-    for value in values:
+    for value in _values(override):
         try:
             compose("config", [*selected, f"{override.key_or_group}={value}"])
         except (HydraException, OmegaConfBaseException) as error:
@@ -88,6 +87,21 @@ def _allowed(given: str, names: Sequence[str], where: str) -> str:
     close = get_close_matches(given, names, 1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"allowed{where}: {', '.join(names)}{hint}"
+
+
+def _values(override: Override) -> list[str]:
+    """What the override gives the key, one value or a list for several runs."""
+    if override.is_choice_sweep():
+        return [str(value) for value in override.value().list]  # type: ignore[union-attr]
+    return [override.get_value_element_as_str()]
+
+
+def _instead(group: str, option: str) -> str:
+    """What to write for an option that stands for other keys; empty if it stands for none."""
+    layout = re.fullmatch(r"(\d+)x(\d+)", option)
+    if group == "cluster" and layout:
+        return f"write cluster.servers={layout[1]} cluster.ranks_per_server={layout[2]}"
+    return f"write network.bandwidth={option}" if group == "network" and _is_rate(option) else ""
 
 
 def _is_rate(text: str) -> bool:

@@ -84,6 +84,11 @@ def _mean_phase(result: dict[str, Any], phase: str) -> float:
     return fmean(means, result.get("rank_counts"))
 
 
+def file_of(results: str, campaign: str) -> Path:
+    """The file with a campaign's records, in the folder `run.results`."""
+    return Path(results).resolve() / campaign / "records.jsonl"
+
+
 def append(path: Path, record: Record) -> None:
     """Add one line, whole or not at all, and have it on disk on return."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from bagua_bench import records
+from bagua_bench import outcome, records
 from bagua_bench.records import Record
 
 _PAGE = Path(__file__).with_name("report.html")
@@ -75,19 +75,12 @@ def _row(record: Record) -> list[Any]:
         record["ranks"],
         record["source"],
         *numbers,
-        _asked(record["network"]["asked"]),
+        outcome.asked(config),
         _measured(record["network"]["measured"]),
         f"{record['machine']['processor']}, {record['machine']['cores']} cores",
         record["round"],
         status,
     ]
-
-
-def _asked(network: dict[str, Any]) -> str:
-    if network.get("bandwidth") is None:
-        return "as it is" if not network.get("latency") else f"{network['latency'] * 1e3:g} ms"
-    rate, latency = network["bandwidth"] / 1e9, network["latency"] * 1e3
-    return f"{rate:g} Gbit/s, {latency:g} ms"
 
 
 def _measured(network: dict[str, Any] | None) -> str:
@@ -131,14 +124,27 @@ def main() -> int:
         have = ", ".join(present) or "no campaign has any"
         print(f"{missing[0] if missing else given.results}: there are no records; {have}", file=sys.stderr)
         return 2
-    chosen = given.campaigns or present
-    found: dict[str, Sequence[Record]] = {
-        name: records.read([given.results / name / "records.jsonl"]) for name in chosen
-    }
-    pictures = [path for name in chosen for path in sorted((given.results / "figures").glob(f"{name}*.png"))]
-    given.out.write_text(page(found, pictures, title=", ".join(chosen)))
+    found, others = _read(given.results, given.campaigns or present)
+    for reason in others:
+        print(f"left out: {reason}", file=sys.stderr)
+    if not found:
+        return 2
+    pictures = [path for name in found for path in sorted((given.results / "figures").glob(f"{name}*.png"))]
+    given.out.write_text(page(found, pictures, title=", ".join(found)))
     print(f"report: {given.out} ({given.out.stat().st_size / 1e6:.1f} MB)")
     return 0
+
+
+def _read(results: Path, names: Sequence[str]) -> tuple[dict[str, Sequence[Record]], list[str]]:
+    """Records of the campaigns, and why some of the files hold none: theirs is another schema."""
+    found: dict[str, Sequence[Record]] = {}
+    others = []
+    for name in names:
+        try:
+            found[name] = records.read([results / name / "records.jsonl"])
+        except ValueError as error:
+            others.append(str(error))
+    return found, others
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None
     A failed run is recorded and returned; an interrupted one is recorded and raises KeyboardInterrupt.
     """
     began = datetime.now(timezone.utc)
-    path = Path(job.cell["run"]["results"]).resolve() / campaign / "records.jsonl"
+    path = records.file_of(job.cell["run"]["results"], campaign)
     measured: dict[str, Any] = {}
 
     def keep(finish: Callable[[Record], Record]) -> tuple[Record, Path]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from bagua_bench import display, records
+from bagua_bench import display, outcome, records
 from bagua_bench.cell import label
 from bagua_bench.launch import joined
 from bagua_bench.plan import Job, estimate, remaining
@@ -17,18 +16,24 @@ from bagua_bench.runner import run_job
 def run_jobs(jobs: Sequence[Job], campaign: str, resume: bool) -> list[str]:
     """Run the jobs; with `resume`, only those that the campaign's records do not have yet. Returns the failures."""
     known, todo = _open(jobs, campaign, resume)
+    names = display.names([job.cell for job in jobs])
     failures = []
     for number, job in enumerate(todo, len(jobs) - len(todo) + 1):
         place = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
-        left = display.duration(estimate(todo[number - 1 - len(jobs) :], known)) if len(jobs) > 1 else ""
+        left = display.left(estimate(todo[number - 1 - len(jobs) :], known)) if len(jobs) > 1 else ""
         with display.watching(place + left + label(job.cell)) as watch:
             kept = run_job(job, campaign, watch)
         if kept is not None and joined.is_recorder():
             record, where = kept
             known.append(record)
-            display.show(record, where)
+            if len(jobs) > 1:
+                outcome.show_line(place + names[record["cell"]], record)
+            else:
+                outcome.show(record, where)
             if record["status"] != "done":
                 failures.append(f"{label(job.cell)}: {record['reason']}")
+    if len(jobs) > 1 and joined.is_recorder():
+        outcome.show_end(len(jobs) - len(todo), records.file_of(jobs[0].cell["run"]["results"], campaign))
     return failures
 
 
@@ -40,6 +45,6 @@ def preview(jobs: Sequence[Job], campaign: str) -> None:
 
 def _open(jobs: Sequence[Job], campaign: str, resume: bool) -> tuple[list[Record], list[Job]]:
     """The campaign's records so far, and the jobs that are to be done."""
-    path = Path(jobs[0].cell["run"]["results"]) / campaign / "records.jsonl"
+    path = records.file_of(jobs[0].cell["run"]["results"], campaign)
     known = records.read([path]) if resume and path.exists() else []
     return known, remaining(jobs, known, code_hash())

@@ -8,7 +8,7 @@ from typing import Any
 
 from bagua_bench import libraries
 from bagua_bench.cell import world_size
-from bagua_bench.config import ConfigError
+from bagua_bench.config import ConfigError, has_cuda
 from bagua_bench.network import settings
 from bagua_bench.signature import SUITE_KEYS, arguments
 
@@ -91,7 +91,8 @@ def _device(cell: dict[str, Any]) -> Iterator[str]:
     device, backend = cell["run"]["device"], cell["transport"]["backend"]
     if backend == "nccl" and device != "cuda" and cell["mode"] == "measure":
         cpu = "bagua_net" if cell["transport"]["plugin"] else "gloo"
-        yield f"transport={cell['transport']['name']}: NCCL moves CUDA tensors only, but run.device={device}; use {cpu}"
+        but = f"run.device={device}" if has_cuda() else "no CUDA device is here, or torch is no CUDA build"
+        yield f"transport={cell['transport']['name']}: NCCL moves CUDA tensors only, but {but}; use {cpu}"
     if backend == "gloo" and device == "cuda" and cell["mode"] == "measure":
         yield f"transport={cell['transport']['name']}: moves CPU tensors only, but run.device=cuda; use nccl"
     if cell["run"].get("precision", "fp32") != "fp32" and cell["mode"] != "measure":

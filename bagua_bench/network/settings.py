@@ -11,8 +11,8 @@ from bagua_bench.network.topology import MOST_SERVERS
 
 _UNITS: dict[str, Mapping[str, float]] = {
     "bandwidth": units.BITS_PER_SECOND,
-    "latency": units.SECONDS,
-    "jitter": units.SECONDS,
+    "latency": units.LATENCY,
+    "jitter": units.LATENCY,
     "loss": units.FRACTION,
 }
 

@@ -42,6 +42,8 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
+    if source.left_out:
+        print(source.left_out, file=sys.stderr)
     with pd.option_context("display.width", 200, "display.float_format", "{:.4g}".format, "display.max_rows", 200):
         if given.what == "calibrate":
             found = source.calibrate()

@@ -20,7 +20,7 @@ from bagua_bench.simulate import published, report
 from bagua_bench.simulate.cluster import physics_of
 from bagua_bench.simulate.fit import Case, Fit, case, fit
 from bagua_bench.simulate.parameters import GLOO, NAMESPACES, OTHER_CAMPAIGN, PAPER, Parameter, tree
-from bagua_bench.simulate.selection import Selection
+from bagua_bench.simulate.selection import Selection, simulable, simulated
 
 _STEPS = ("mode=simulate", "run.steps=1", "run.untimed=1")
 _FOLDS, _HALVES = 5, 3
@@ -47,6 +47,8 @@ class Source:
     base: dict[str, Any]
     fit: str | None = None
     """Settings of the records that the fit uses; None: it uses all."""
+    left_out: str = ""
+    """Records that cannot be simulated: how many, and why."""
 
     @property
     def cases(self) -> list[Case]:
@@ -149,8 +151,8 @@ def open_source(cluster: str, folder: Path, files: Sequence[Path] | None, chosen
     """
     config.register()
     if files:
-        known = _recorded(files, chosen)
-        return Source(cluster, known, *_unknowns(known), chosen)
+        known, left_out = _recorded(files, chosen)
+        return Source(cluster, known, *_unknowns(known), chosen, left_out)
     if chosen is not None:
         raise ValueError(f"--fit {chosen}: selects among --records, and there are none")
     if cluster == "bagua_paper":
@@ -229,26 +231,26 @@ def _end_to_end(folder: Path) -> list[Known]:
     return known
 
 
-def _recorded(files: Sequence[Path], chosen: str | None) -> list[Known]:
-    """One point per cell: the median step of its rounds. ValueError if the fit would be of nothing."""
+def _recorded(files: Sequence[Path], chosen: str | None) -> tuple[list[Known], str]:
+    """One point per cell, the median step of its rounds; and what was left out. ValueError if nothing is fitted."""
     selection = Selection.read(chosen or "", _cell)
+    found, left_out = simulable(records.read(files))
+    if not found:
+        raise ValueError(f"{files[0]}: no record of a finished measured or emulated run; {left_out}".removesuffix("; "))
     cells: dict[str, list[records.Record]] = {}
-    for record in records.read(files):
-        if record["status"] == "done" and record["source"] in ("measured", "emulated"):
-            cells.setdefault(record["cell"], []).append(record)
-    if not cells:
-        raise ValueError(f"{files[0]}: no record of a finished measured or emulated run")
+    for record in found:
+        cells.setdefault(record["cell"], []).append(record)
     known = [_point(rounds, selection) for rounds in cells.values()]
     if all(k.role == "predicted" for k in known):
         raise ValueError(f"--fit {chosen}: none of the {len(known)} cells in {', '.join(map(str, files))} is like that")
-    return known
+    return known, left_out
 
 
 def _point(rounds: Sequence[records.Record], selection: Selection) -> Known:
     """A typical step is the median: a lost packet holds single steps up for TCP's least timeout, 0.2 s."""
     first = rounds[0]
     role: Literal["fitted", "predicted"] = "fitted" if first["config"] in selection else "predicted"
-    cell = {**first["config"], "mode": "simulate"}
+    cell = simulated(first["config"])
     cell["run"] = {**cell["run"], "steps": 1, "untimed": max(1, cell["run"]["untimed"])}
     if "compute" not in cell:  # computing was real, and is known
         cell["compute"] = _compute()

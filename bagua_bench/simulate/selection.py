@@ -1,14 +1,22 @@
-"""Which records a fit uses: a text of settings, KEY=VALUE,VALUE ..., that a record's configuration has to have."""
+"""Which records a fit uses: those that can be simulated, and whose configuration has some settings.
+
+The settings are a text, KEY=VALUE,VALUE ...
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
+
+from bagua_bench.config import ConfigError
+from bagua_bench.records import Record
+from bagua_bench.validate import validate
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]
 """Resolves overrides of the command line to a configuration in plain units."""
@@ -29,6 +37,33 @@ class Selection:
     def __contains__(self, cell: dict[str, Any]) -> bool:
         """Whether a resolved configuration has all the settings."""
         return all(_value(cell, path) in values for path, values in self.allowed)
+
+
+def simulable(found: Iterable[Record]) -> tuple[list[Record], str]:
+    """The records that a simulation can be held against; of the others, on one line, how many and why (or nothing)."""
+    kept, others = [], Counter[str]()
+    for record in found:
+        if reason := _obstacle(record):
+            others[reason] += 1
+        else:
+            kept.append(record)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in others.items())
+    return kept, f"left out {others.total()} of {others.total() + len(kept)} records: {reasons}" if others else ""
+
+
+def simulated(cell: dict[str, Any]) -> dict[str, Any]:
+    """A cell that was run, to be simulated: computing takes the time that is known, whatever its precision was."""
+    return {**cell, "mode": "simulate", "run": {**cell["run"], "precision": "fp32"}}
+
+
+def _obstacle(record: Record) -> str:
+    if record["status"] != "done" or record["source"] == "simulated":
+        return str(record["source"] if record["status"] == "done" else record["status"])
+    try:
+        validate(simulated(record["config"]))
+    except ConfigError as error:
+        return f"({str(error).partition(';')[0]})"
+    return ""
 
 
 def _setting(part: str, compose: Compose) -> tuple[tuple[str, ...], tuple[Any, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
@@ -20,10 +20,14 @@ class Progress:
             with self._path.open("a") as stream:
                 stream.write(json.dumps({"phase": phase, **fields}) + "\n")
 
-    def stepper(self, samples: int, steps: int) -> Callable[[str, int, float, float], None]:
-        """A function (phase, step, loss, seconds) that reports a step of `samples` samples, out of `steps`."""
+    def stepper(self, samples: int, steps: Mapping[str, int]) -> Callable[[str, int, float, float], None]:
+        """A function (phase, step, loss, seconds) that reports a step of `samples` samples.
+
+        steps: how many a phase has, where that is known beforehand.
+        """
 
         def report(phase: str, step: int, loss: float, seconds: float) -> None:
-            self.say(phase, step=step, steps=steps, loss=loss, rate=samples / seconds)
+            total = {"steps": steps[phase]} if phase in steps else {}
+            self.say(phase, step=step, **total, loss=loss, rate=samples / seconds)
 
         return report

@@ -69,7 +69,7 @@ def _measure(
     run, rank, size, learns = config["run"], dist.get_rank(), dist.get_world_size(), config["mode"] == "measure"
     samples = task.batch * run["accumulate"] * size
     slowness = config["cluster"]["slow_ranks"].get(str(rank), 1.0) if learns else 1.0  # the emulation has its own
-    report = progress.stepper(samples, run["steps"])
+    report = progress.stepper(samples, {"untimed": run["untimed"], "timed": run["steps"]})
     loop = Loop(trainer, task, device, run["accumulate"], report, slowness, run["precision"])
     warmup_steps = _warm_up(run, task, trainer, loop, learns) if run["warmup"] else 0
     torch.manual_seed(run["seed"] + 1 + rank)  # dropout differs between ranks

@@ -32,14 +32,20 @@ ERRORS = [  # arguments, and what the line must contain: key, value, what is all
     (["algo._target_=algorithms.nothing.Nothing"], ["algorithms.nothing.Nothing", "no module"]),
     (["cluster.servers=50"], ["cluster.servers=50", "50 ranks x task.batch=32", "at most 44 ranks"]),
     (["task.data=/not/there"], ["task.data=/not/there", "digits, or a directory with train/CLASS"]),
-    (["transport=nccl"], ["transport=nccl", "run.device=cpu", "use gloo"]),
-    (["transport=nccl_bagua_net"], ["transport=nccl_bagua_net", "run.device=cpu", "use bagua_net"]),
+    (["transport=nccl"], ["transport=nccl", "no CUDA device is here", "use gloo"]),
+    (["transport=nccl_bagua_net"], ["transport=nccl_bagua_net", "no CUDA device is here", "use bagua_net"]),
+    (["cluster=3x1"], ["cluster=3x1", "write cluster.servers=3 cluster.ranks_per_server=1"]),
+    (["cluster=big"], ["cluster=big", "allowed: 2x2"]),
     (["task=quadratic", "mode=emulate"], ["mode=emulate", "task=quadratic", "allowed: measure"]),
     (["algo=ddp", "run.overlap=false"], ["run.overlap=false", "algo=ddp"]),
     (["network=2gbit"], ["network=2gbit", "write network.bandwidth=2gbit"]),
     (["network=slow"], ["network=slow", "1gbit", "none, wan"]),
     (["network.bandwidth=fast"], ["network.bandwidth=fast", "a number and a unit (bit, kbit"]),
     (["network.bandwidth=1gbit", "network.backend=none"], ["network.bandwidth=1gbit", "allowed: auto, netem, link"]),
+    (["network.bandwidth=1gb"], ["network.bandwidth=1gb", "as in 1gbit"]),
+    (["network.bandwidth=1gbps"], ["network.bandwidth=1gbps", "as in 1gbit"]),
+    (["network.latency=5"], ["network.latency=5", "(us, ms, s), as in 5ms"]),
+    (["network.latency=-5ms"], ["network.latency=-5ms", "must not be negative"]),
     (["network.backend=tbf"], ["network.backend=tbf", "auto, netem, link, none"]),
     (["network.congestion=vegas"], ["network.congestion=vegas", "cubic, bbr, reno"]),
     (["network=1gbit", "network.loss=90%"], ["network.loss=90%", "at most 50%"]),
@@ -53,15 +59,26 @@ ERRORS = [  # arguments, and what the line must contain: key, value, what is all
     (["cluster.slow_ranks.2=2"], ["cluster.slow_ranks.2", "0 to 1"]),
     (["cluster.slow_ranks.1=0.5"], ["cluster.slow_ranks.1=0.5", "at least 1"]),
     (["run.steps=["], ["run.steps=[", "KEY=VALUE"]),
+    (["foo"], ["foo", "KEY=VALUE", "--help lists the keys"]),
+    (["--foo"], ["--foo", "no such option", "KEY=VALUE", "--help lists the keys"]),
+    (["task=quadratic", "-m", "algo=ddp,bytegrad"], ["algo=ddp,bytegrad", "before the first KEY=VALUE"]),
+    (["algo=ddp,bytegrad"], ["algo=ddp,bytegrad", "-m is missing"]),
+    (["campaign=quick", "algo=ddp,bytegrad", "run.steps=2"], ["algo=ddp,bytegrad", "-m is missing"]),
+    (["-m", "algo=ddp,bytegrad", "run.step=2"], ["run.step=2", "did you mean steps?"]),
     (["-m", "algo=ddp,nothing"], ["algo=nothing", "allowed: "]),
     (["-m", "cluster.servers=2,99"], ["cluster.servers=99", "at most 44 ranks"]),
     (["campaign=quick", "cluster.servers=99"], ["cluster.servers=99", "at most 44 ranks"]),
+    (["campaign=quick", "campaign.rounds=0"], ["campaign.rounds=0", "at least 1"]),
+    (["campaign=quick", "campaign.axes=[algo]"], ["campaign.axes=algo", "KEY=A,B,C"]),
+    (["campaign=quick", "campaign.axes=[[]]"], ["campaign.axes=[]", "KEY=A,B,C"]),
+    (["task=quadratic", "run.results=/proc/nope"], ["run.results=/proc/nope", "a folder that can be written"]),
+    (["campaign=quick", "run.results=/dev/null"], ["run.results=/dev/null", "a folder that can be written"]),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "parts"), ERRORS, ids=lambda value: " ".join(value) if value else "")
 def test_errors(tmp_path: Path, arguments: list[str], parts: list[str]) -> None:
-    done = bench(tmp_path, *arguments)
+    done = bench(tmp_path, *arguments, env={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1, done.stderr

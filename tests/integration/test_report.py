@@ -11,18 +11,22 @@ from pathlib import Path
 import pytest
 
 from bagua_bench import records, report
+from bagua_bench.provenance import HOME
 from tests.unit.test_figures import RATES, campaign
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 SORT = '<script>document.querySelectorAll("th")[5].click()</script></body>'
 
 
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "bagua_bench.report", *arguments], capture_output=True, text=True)
+
+
 def write(folder: Path) -> Path:
     for record in campaign(RATES):
         records.append(folder / "quick" / "records.jsonl", record)
     target = folder / "report.html"
-    command = [sys.executable, "-m", "bagua_bench.report", "quick", "--results", str(folder), "--out", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = command("quick", "--results", str(folder), "--out", str(target))
     assert done.returncode == 0, done.stderr
     return target
 
@@ -36,9 +40,23 @@ def test_it_shows_every_record_and_refers_to_nothing_outside(tmp_path: Path) -> 
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bagua_bench.report", "quick", "--results", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = command("quick", "--results", str(tmp_path))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_all_results_of_the_repository_are_shown_but_records_of_another_kind(tmp_path: Path) -> None:
+    """The transport's own measurements lie beside the campaigns and have a schema of their own."""
+    target = tmp_path / "report.html"
+    done = command("--results", str(HOME / "results"), "--out", str(target))
+    assert done.returncode == 0, done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("left out: ") and "results/transport/records.jsonl" in line and "schema" in line
+    text = target.read_text()
+    campaigns = {path.parent.name for path in (HOME / "results").glob("*/records.jsonl")} - {"transport"}
+    assert set(re.findall("<h2>(.*?)</h2>", text)) >= campaigns
+    alone = command("transport", "--results", str(HOME / "results"), "--out", str(tmp_path / "none.html"))
+    assert (alone.returncode, len(alone.stderr.splitlines())) == (2, 1)
+    assert not (tmp_path / "none.html").exists()
 
 
 def test_texts_are_escaped() -> None:
@@ -50,8 +68,8 @@ def test_texts_are_escaped() -> None:
 def test_a_browser_sorts_it(tmp_path: Path) -> None:
     page = write(tmp_path)
     page.write_text(page.read_text().replace("</body>", SORT))
-    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    show = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
+    done = subprocess.run(show, capture_output=True, text=True, timeout=60)
     rates = [
         float(x)
         for x in re.findall(r'<tr class="measured">(?:<td.*?</td>){5}<td[^>]*data-value="([\d.]+)"', done.stdout)

@@ -45,6 +45,20 @@ def test_every_algorithm_at_128_ranks(tmp_path: Path) -> None:
         assert record["result"]["samples_per_epoch"] == 1_281_167
 
 
+def test_a_campaign_prints_a_line_per_run(tmp_path: Path) -> None:
+    axes = "campaign.axes=['algo=ddp,bytegrad','network.bandwidth=1gbit,10gbit']"
+    arguments = ["campaign=decision_map", "task=vgg16", "cluster=4x1", axes]
+    done = bench(tmp_path, *arguments)
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    assert len(lines) == 4, done.stdout
+    assert lines[2].startswith("[3/4] algo.name=bytegrad network.bandwidth=1gbit: ")
+    assert all("samples/s simulated, step " in line and "exposed communication" in line for line in lines)
+    assert last == f"records: {tmp_path}/results/decision_map/records.jsonl"
+    again = bench(tmp_path, *arguments)
+    assert again.stdout == f"{last} (4 were done before)\n"
+
+
 def test_a_new_algorithm_is_simulated_as_it_is(tmp_path: Path) -> None:
     """One file and its configuration, outside the repository; nothing else knows of it."""
     (tmp_path / "conf" / "algo").mkdir(parents=True)

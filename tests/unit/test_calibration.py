@@ -221,7 +221,38 @@ def test_records_calibrate_a_cluster(own: Path) -> None:
 
 
 def test_without_a_selection_all_records_are_fitted(own: Path) -> None:
-    assert {k.role for k in calibration.open_source("mine", own.parent, [own]).known} == {"fitted"}
+    source = calibration.open_source("mine", own.parent, [own])
+    assert {k.role for k in source.known} == {"fitted"}
+    assert source.left_out == ""
+
+
+def test_records_that_cannot_be_simulated_are_left_out_and_counted(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = records.read([own])[0]
+    layerless = resolved("task=quadratic")
+    deleted = {**first["config"], "algo": {"name": "gone", "_target_": "algorithms.gone.Gone"}}
+    half = {**first["config"], "run": {**first["config"]["run"], "precision": "bf16"}}
+    for change in (
+        {"config": layerless, "cell": "quadratic", "source": "measured"},
+        {"config": deleted, "cell": "gone"},
+        {"config": half, "cell": "half"},
+        {"status": "failed", "result": None},
+        {"status": "failed", "result": None},
+        {"source": "simulated"},
+    ):
+        records.append(own, {**first, **change})
+    source = calibration.open_source("mine", own.parent, [own])
+    assert len(source.known) == 9 + 1, "what was computed in half precision takes the time that was measured"
+    assert source.left_out == (
+        "left out 5 of 15 records: 1 (mode=simulate: task=quadratic has no layers to take time), "
+        "1 (algo._target_=algorithms.gone.Gone: there is no module 'algorithms.gone'), 2 failed, 1 simulated"
+    )
+    own.write_text("\n".join(line for line in own.read_text().splitlines() if '"failed"' in line))
+    monkeypatch.setattr("sys.argv", ["simulate", "calibrate", "--cluster", "mine", "--records", str(own)])
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert "no record of a finished" in said and "left out 2 of 2" in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(("chosen", "message"), [

@@ -11,9 +11,9 @@ import pytest
 
 HOME = Path(__file__).resolve().parents[2]
 TORCH_FREE = ["config", "cell", "units", "signature", "validate", "explain", "records", "provenance", "stats", "plan",
-              "campaign", "runner", "session", "display", "__main__", "figures.__main__", "figures.throughput",
-              "figures.paper", "simulate.fit", "simulate.run", "simulate.clock", "advise", "report",
-              "launch.local", "launch.failures", "launch.joined", "launch.lifetime",
+              "campaign", "runner", "session", "display", "outcome", "__main__", "figures.__main__",
+              "figures.throughput", "figures.paper", "simulate.fit", "simulate.run", "simulate.clock", "advise",
+              "report", "launch.local", "launch.failures", "launch.joined", "launch.lifetime",
               "launch.servers", "launch.shaped", "network.machine", "network.survey", "network.relay"]  # fmt: skip
 
 
