@@ -1,6 +1,7 @@
 """`python -m bagua_bench.advise task=vgg16 cluster=bagua_paper network.bandwidth=10gbit network.latency=1ms`.
 
-Ranks algorithm x transport x bucket size by the simulated time of a step. Arguments: those of `python -m bagua_bench`.
+Ranks algorithm x transport x bucket size by the simulated time of a step. Arguments: those of `python -m bagua_bench`
+but mode, algo, campaign and the lengths and buckets of a run, which are its own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import pandas as pd
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -18,23 +18,73 @@ from bagua_bench import config
 from bagua_bench.campaign import compose_cell
 from bagua_bench.config import CONF, ConfigError
 from bagua_bench.explain import explain
-from bagua_bench.simulate import advise
+from bagua_bench.simulate import advice, advise
+from bagua_bench.simulate.cluster import cluster_of
 from bagua_bench.validate import SCHEDULES, validate
 
-_SHOWN = 15
 _STEPS = ("mode=simulate", "run.steps=2", "run.untimed=1")
+_OWN = {
+    "algo": "advise compares all algorithms",
+    "campaign": "advise runs no campaign",
+    "run.steps": "advise sets it for every algorithm",
+    "run.untimed": "advise sets it for every algorithm",
+    "run.bucket_size": "advise tries several",
+    "cluster.slow_ranks": "advice is for ranks of equal speed; python -m bagua_bench mode=simulate takes it",
+}
+_HELP = """\
+{doc}
+Your own cluster, with a GPU whose step (forward, backward, optimizer, at task.batch samples) you have timed:
+
+  python -m bagua_bench.advise task=vgg16 task.batch=64 task.step_seconds=0.05 \\
+      cluster.servers=4 cluster.ranks_per_server=8 network.bandwidth=25gbit network.latency=0.05ms
+
+task=NAME                    {task}
+task.step_seconds=SECONDS    of one GPU; without it compute= tells
+compute=NAME                 {compute}; of a GPU of yours: python -m bagua_bench.simulate profile
+compute.memory_bandwidth=    that optimizer and codecs run at
+cluster=NAME                 {cluster}
+                             of your own records: python -m bagua_bench.simulate calibrate
+cluster.servers=, .ranks_per_server=
+cluster.physics.line=, ...   bytes/s, seconds; parameters of the model (bagua_bench/simulate/cluster.py)
+network.bandwidth=           of a server's link, each way (1gbit); without it the cluster's own
+network.latency=             one way, on top of the cluster's own (0.5ms); also .jitter=, .loss=, .tcp_window=
+transport=NAME               {transport}: compared with those that the cluster knows
+
+The table:
+
+{legend}"""
 
 
-def ranked(arguments: list[str]) -> pd.DataFrame:
-    """The table of advice. ConfigError for a combination that cannot be run at all."""
+def ranked(arguments: list[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The cells to compare, and the one they vary. ConfigError for a combination that cannot be run at all."""
+    for text in arguments:
+        _refuse(text)
     config.register()
     with initialize_config_dir(str(CONF), version_base=None):
         base = compose_cell([*_STEPS, *arguments])
+        if base["mode"] != "simulate":
+            raise ConfigError(f"mode={base['mode']}: advice is simulated; allowed: simulate")
         validate(base)
+        _check_physics(base)
         known = advise.options(base["cluster"], base["transport"]["name"])
         transports = [name for name in known if name in advise.available("transport")]
         cells = [cell for name in transports for cell in _cells([*_STEPS, *arguments, f"transport={name}"])]
-    return advise.advise(cells)
+    return cells, base
+
+
+def _check_physics(cell: dict[str, Any]) -> None:
+    try:
+        cluster_of(cell)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _refuse(text: str) -> None:
+    """ConfigError for an argument that would be overridden."""
+    key = text.partition("=")[0].lstrip("+~")
+    for own, reason in _OWN.items():
+        if key == own or key.startswith(f"{own}."):
+            raise ConfigError(f"{text}: {reason}; leave it out")
 
 
 def _cells(arguments: list[str]) -> Iterator[dict[str, Any]]:
@@ -52,30 +102,26 @@ def _cells(arguments: list[str]) -> Iterator[dict[str, Any]]:
             yield cell
 
 
+def _help() -> str:
+    groups = {group: ", ".join(advise.available(group)) for group in ("task", "compute", "cluster", "transport")}
+    return _HELP.format(doc=__doc__, legend=advice.LEGEND, **groups)
+
+
 def main() -> int:
     """Exit code 0; 2 if the configuration is wrong."""
     arguments = sys.argv[1:]
     if any(text in ("-h", "--help") for text in arguments):
-        print(__doc__)
+        print(_help())
         return 0
     try:
-        table = ranked(arguments)
+        cells, base = ranked(arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     except (HydraException, OmegaConfBaseException) as error:
         print(explain(error, arguments), file=sys.stderr)
         return 2
-    best = table.drop_duplicates(["algorithm", "transport"]).copy()  # with its best bucket size
-    ddp = best.query("algorithm == 'ddp'").step_seconds.min()
-    best.insert(best.columns.get_loc("uncertainty"), "times_ddp", ddp / best.step_seconds)
-    tied = best[best.step_seconds <= best.step_seconds.iloc[0] * (1 + best.uncertainty.iloc[0])]
-    with pd.option_context("display.width", 220, "display.max_colwidth", 120):
-        print(best.head(_SHOWN).to_string(index=False, float_format="%.4g"))
-    if len(tied) > 1:
-        print(f"within the model's uncertainty of the fastest: {', '.join(tied.algorithm + ' over ' + tied.transport)}")
-    print("uncertainty: 9 of 10 steps that the cluster was calibrated with are met within this share (0.25: none were)")
-    print("decentralised and asynchronous algorithms learn something else per step: compare accuracy before you choose")
+    print(advice.report(advise.advise(cells), base))
     return 0
 
 

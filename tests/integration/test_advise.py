@@ -4,32 +4,180 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
+from hydra import initialize_config_dir
+
+from bagua_bench import campaign, config, records
+from bagua_bench.simulate import advice, advise
+from bagua_bench.simulate.run import simulate
+from tests.catalogue import composed, resolved
+
+BASE = ("mode=simulate", "task=vgg16", "run.steps=2", "run.untimed=1")
+MODERN = (*BASE, "cluster=h100_estimate", "compute=h100_published", "network.bandwidth=10gbit")
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *arguments], cwd=folder, capture_output=True, text=True, timeout=200)
 
 
+def one(*overrides: str) -> Any:
+    """The row of advice for one cell, in its first variant."""
+    variant = next(iter(advise.variants(resolved(*overrides))))
+    [row] = advise.advise([resolved(*overrides, *variant)]).itertuples()
+    return row
+
+
+def steps(*overrides: str) -> list[float]:
+    return [step["step"] for step in simulate(resolved(*overrides))["ranks"][0]["seconds"]]
+
+
+def row(algorithm: str, seconds: float, **other: Any) -> dict[str, Any]:
+    """A made-up row of `advise.advise`."""
+    usual = {"same_update": algorithm in ("ddp", "bytegrad"), "warm_up": 0.0, "between": "ranks", "transport": "gloo"}
+    usual |= {"bucket": "10 MiB", "epoch_seconds": 100 * seconds, "round_seconds": float("nan"), "steps": 2}
+    usual |= {"staleness_steps": float("nan"), "uncertainty": 0.25, "why": "bandwidth-bound: 82% of 95% waiting"}
+    return {"algorithm": algorithm, "step_seconds": seconds, **usual, **other}
+
+
+def said(*rows: dict[str, Any], base: dict[str, Any] | None = None) -> list[str]:
+    return advice.report(pd.DataFrame(list(rows)), base or resolved(*BASE)).splitlines()
+
+
 def test_advice_ranks_and_explains(tmp_path: Path) -> None:
     done = command(tmp_path, "bagua_bench.advise", "task=vgg16", "cluster=bagua_paper", "network.bandwidth=1gbit")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "step_seconds" in lines[0] and "uncertainty" in lines[0]
-    places = {line.split()[0]: number for number, line in reversed(list(enumerate(lines)))}
-    assert places["bytegrad"] < places["gradient_allreduce"]
-    assert "bandwidth-bound" in done.stdout
-    times_ddp = lines[0].split().index("times_ddp")
-    assert {line.split()[times_ddp] for line in lines if line.split()[0] == "ddp"} == {"1"}
-    assert float(lines[places["bytegrad"]].split()[times_ddp]) > 3
+    for part in ("vgg16", "16 servers x 8 ranks", "compute=v100", "1 Gbit/s", "latency", "cluster=bagua_paper", "±21%"):
+        assert part in lines[0]
+    assert "no difference between" in lines[1] and "nccl_bagua_net" in lines[1]
+    same, other = (next(k for k, line in enumerate(lines) if line.startswith(w)) for w in ("learning", "changing"))
+    places = {line.split()[0]: number for number, line in reversed(list(enumerate(lines))) if line.strip()}
+    assert same < places["bytegrad"] < places["gradient_allreduce"] < other
+    assert same < places["ddp"] < other
+    assert all(other < places[name] for name in ("qadam", "decentralized", "low_precision_decentralized", "async"))
+    assert "bandwidth-bound" in done.stdout and "e+0" not in done.stdout
+    assert sum("25 MiB" in line and line.split()[0] == "ddp" for line in lines) == 1
+    [best] = [line for line in lines[same:other] if line.startswith("fastest:")]
+    assert best.startswith("fastest: bytegrad, 3.") and best.endswith("times DDP")
+    assert any(line.startswith("async: never waits; an average comes every") for line in lines[other:])
+    assert "qadam: 20% of the steps are its warm-up" in done.stdout
+    assert max(len(line) for line in lines[2:]) <= 120
+
+
+def test_qadam_is_rated_with_its_warm_up() -> None:
+    """One step as long as gradient all-reduce's, four of those after it, and nothing else."""
+    rows = [list(variant) for variant in advise.variants(resolved(*MODERN, "algo=qadam", "cluster.servers=4"))]
+    assert rows and all(set(advise.WARM_UP) < set(variant) for variant in rows)
+    common = [*MODERN, "cluster.servers=4", "algo.hierarchical=true", "run.bucket_size=10MiB"]
+    [row] = advise.advise([resolved(*common, "algo=qadam", *advise.WARM_UP)]).itertuples()
+    [warm] = steps(*MODERN, "cluster.servers=4", "algo=gradient_allreduce", "run.steps=1", "run.bucket_size=10MiB")
+    [late] = steps(*common, "algo=qadam", "algo.warmup_steps=1", "run.untimed=3", "run.steps=1")
+    assert warm > 3 * late
+    assert row.step_seconds == pytest.approx((warm + 4 * late) / 5, rel=1e-12)
+    assert row.warm_up == 0.2
+
+
+@pytest.mark.parametrize("name", ["decision_map", "tradeoff_modern"])
+def test_the_maps_hold_all_of_qadams_training(name: str) -> None:
+    chosen = composed(f"campaign={name}").campaign
+    with initialize_config_dir(str(config.CONF), version_base=None):
+        cells = campaign.cells(chosen, ["network.bandwidth=10gbit", "task=vgg16"])
+    cell = next(cell for cell in cells if cell["algo"]["name"] == "qadam")
+    assert (cell["algo"]["warmup_steps"], cell["run"]["steps"], cell["run"]["untimed"]) == (1, 5, 0)
+    made = records.complete(records.make_record(cell, name, 0, datetime.now(timezone.utc)), simulate(cell))["result"]
+    asked = ["mode=simulate", "task=vgg16", f"cluster={cell['cluster']['name']}", "transport=nccl", "run.steps=1"]
+    asked += ["network.bandwidth=10gbit", f"compute={cell['compute']['name']}"]
+    [warm] = steps(*asked, "algo=gradient_allreduce")
+    [late] = steps(*asked, "algo=qadam", "algo.warmup_steps=1", "run.untimed=1")
+    assert made["step_seconds"] == pytest.approx([warm, late, late, late, late])
+    assert made["throughput"] == pytest.approx(5 * made["samples_per_step"] / (warm + 4 * late))
+
+
+@pytest.mark.parametrize(
+    ("algo", "bucket"), [("ddp", "25 MiB"), ("bytegrad", "1 MiB"), ("async", "one"), ("decentralized", "one")]
+)
+def test_buckets_are_those_that_are_simulated(algo: str, bucket: str) -> None:
+    assert one(*BASE, f"algo={algo}", "network.bandwidth=10gbit").bucket == bucket
+    if algo in ("ddp", "bytegrad"):
+        assert one(*BASE, f"algo={algo}", "compute.shrink=100").bucket == bucket, "of the original, not its scale model"
+
+
+def test_averages_of_async_are_as_old_as_their_way_is_long() -> None:
+    """138 million parameters all-reduced by two ranks: each sends them once, 4.43 Gbit at 95 % of 1 Gbit/s."""
+    found = one(*BASE, "algo=async", "network.bandwidth=1gbit")
+    sending = 138_357_544 * 32 / 0.95e9
+    assert found.staleness_steps == pytest.approx(sending / found.step_seconds, abs=1.1)
+    assert found.round_seconds == pytest.approx(sending + 0.5, rel=0.05)
+    assert one(*BASE, "algo=async", "network.bandwidth=1mbit").staleness_steps == float("inf")
+
+
+def test_late_averages_stand_beside_the_name_of_the_fastest() -> None:
+    late = row("async", 0.1, round_seconds=12.1, staleness_steps=22.04)
+    lines = said(late, row("qadam", 1.0, warm_up=0.2), row("ddp", 4.0))
+    assert "fastest: async, 40 times DDP; of those that meet in every step: qadam, 4" in lines
+    assert "async: never waits; an average comes every 12.1 s and is then 22 steps old" in lines
+    never = said({**late, "staleness_steps": float("inf"), "steps": 1000}, row("ddp", 4.0))
+    assert "async: no average arrives within 1000 steps, every rank learns alone" in never
+
+
+def test_one_line_says_what_was_assumed() -> None:
+    guess = [*BASE, "cluster.ranks_per_server=4", "network.latency=2ms", "network.loss=1%", "task.step_seconds=0.2"]
+    line = advice.assumptions(resolved(*guess))
+    assert line == (
+        "vgg16, batch 32, 2 servers x 4 ranks; 200 ms of computing (task.step_seconds); 100 Gbit/s, "
+        "latency 2 ms + 0.015 ms of the cluster, loss 1%; cluster=local, not calibrated: ±25% assumed"
+    )
+
+
+def test_what_the_model_cannot_tell_apart_is_said_so() -> None:
+    fast, slow = row("bytegrad", 1.0), row("ddp", 4.0)
+    knows = "has parameters of its own for"
+    assert said(fast, slow)[1] == (
+        f"transport: gloo; bagua_net, nccl, nccl_bagua_net are as gloo: cluster=local {knows} none"
+    )
+    paper = resolved(*BASE, "cluster=bagua_paper", "transport=gloo")
+    rest = f"bagua_net, nccl are as gloo: cluster=bagua_paper {knows} nccl_bagua_net only"
+    twice = [fast, slow, {**fast, "transport": "nccl_bagua_net"}, {**slow, "transport": "nccl_bagua_net"}]
+    lines = said(*twice, base=paper)
+    assert lines[1] == f"transport: no difference between gloo and nccl_bagua_net here, by this model; {rest}"
+    assert sum("bytegrad" in line and "MiB" in line for line in lines) == 1
+    lines = said(*twice[:3], {**twice[3], "step_seconds": 3.0}, base=paper)
+    assert lines[1] == f"transports compared: gloo, nccl_bagua_net; {rest}"
+    assert sum("bytegrad" in line and "MiB" in line for line in lines) == 2
+    emulated = said(fast, slow, base=resolved(*BASE, "cluster=local_emulated", "transport=gloo"))
+    assert emulated[1].endswith(f"nccl_bagua_net are not modelled: cluster=local_emulated {knows} gloo only")
+
+
+def test_an_ideal_latency_under_loss_can_be_computed() -> None:
+    assert "bound" in one(*BASE, "algo=bytegrad", "network.bandwidth=1gbit", "network.loss=1%").why
+
+
+def test_help_shows_the_users_own_cluster_and_every_column(tmp_path: Path) -> None:
+    text = command(tmp_path, "bagua_bench.advise", "--help").stdout
+    example = text[text.index("bagua_bench.advise task=vgg16 task.batch") :].split("\n\n")[0].replace("\\\n", "")
+    cell = resolved("mode=simulate", *example.split()[1:])
+    assert advice.assumptions(cell).startswith("vgg16, batch 64, 4 servers x 8 ranks; 50 ms of computing (task.step")
+    header = next(line for line in said(row("ddp", 1.0)) if line.split()[:1] == ["algorithm"])
+    legend = {line.split("  ")[0] for line in advice.LEGEND.splitlines()}
+    assert legend >= {*header.replace("x DDP", "").split(), "x DDP", "transport"}
+    for name in (*advise.available("compute"), *advise.available("cluster")):
+        assert name in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["bagua_bench.advise", "task=vgg"], "task=vgg: no such task"),
+        (["bagua_bench.advise", "mode=measure", "task=vgg16"], "mode=measure: advice is simulated; allowed: simulate"),
+        (["bagua_bench.advise", "algo=qadam"], "algo=qadam: advise compares all algorithms; leave it out"),
+        (["bagua_bench.advise", "campaign=quick"], "campaign=quick: advise runs no campaign; leave it out"),
+        (["bagua_bench.advise", "run.bucket_size=1MiB"], "run.bucket_size=1MiB: advise tries several; leave it out"),
+        (["bagua_bench.advise", "cluster.physics.lin=1"], "cluster.physics.lin: no such key"),
         (["bagua_bench.simulate", "calibrate", "--cluster", "mine"], "allowed without --records"),
     ],
 )
