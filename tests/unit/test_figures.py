@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from bagua_bench import records
-from bagua_bench.figures import throughput, transports
+from bagua_bench.figures import learning, throughput, transports
 from tests.unit.test_records import RESULT, new
 
 matplotlib.use("Agg")
@@ -98,3 +98,30 @@ def test_transports_are_compared_to_gloo_for_each_algorithm() -> None:
     transports.draw(data.reset_index(), axes)
     assert sorted(patch.get_height() for patch in axes.patches) == [10.5, 21, 21, 31.5]
     plt.close(figure)
+
+
+def test_learning_is_shown_over_seeds(tmp_path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    found = []
+    for algo, final in (("ddp", 0.0), ("async", 1.0)):
+        for seed in (0, 1, 2):
+            record = json.loads(json.dumps(records.complete(new(0), RESULT)))
+            record["config"]["algo"]["name"], record["config"]["run"]["seed"] = algo, seed
+            record["result"]["losses"] = [2.0 + seed] * 10 + [final + seed] * 10 + [99.0] * 3
+            record["result"]["metrics"] = {"top1": 0.9 - 0.1 * seed}
+            found.append(record)
+    data = learning.table(found)
+    assert list(data["step"]) == [10, 20, 10, 20], "a window that is not full is left out"
+    assert list(data["loss"]) == [3, 1, 3, 2]
+    assert (list(data["loss_least"]), list(data["loss_most"])) == ([2, 0, 2, 1], [4, 2, 4, 3])
+    assert data["top1"].iloc[0] == pytest.approx(0.8) and set(data["seeds"]) == {3}
+    figure, axes = plt.subplots()
+    learning.draw(data, axes)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "ddp: 80.0% (70.0% to 90.0%)", "async: 80.0% (70.0% to 90.0%)",
+    ]  # fmt: skip
+    plt.close(figure)
+    found[0]["config"]["task"]["batch"] = 99
+    with pytest.raises(ValueError, match=r"task\.batch"):
+        learning.table(found)
