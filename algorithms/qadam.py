@@ -26,6 +26,7 @@ class QAdam(Algorithm):
         lr: float = 1e-3,
         warmup_steps: int = 100,
         weight_decay: float = 0.0,
+        eps: float = 1e-8,
         codec: Literal["one_bit", "minmax_uint8"] = "one_bit",
         error_feedback: bool = True,
         bias_correction: Literal["frozen", "drift"] = "frozen",
@@ -44,7 +45,7 @@ class QAdam(Algorithm):
             ("drift", "warmup_minus_one", "warmup") if released else (bias_correction, freeze_after, weight_decay_stage)
         )
         self.own_optimizer = partial(
-            QAdamOptimizer, lr=lr, warmup_steps=warmup_steps, weight_decay=weight_decay, stages=stages
+            QAdamOptimizer, lr=lr, warmup_steps=warmup_steps, eps=eps, weight_decay=weight_decay, stages=stages
         )
 
     def optimizer(self, params: Any, default: Optimizer) -> Optimizer:

@@ -197,6 +197,25 @@ def test_every_group_has_its_own_betas_and_weight_decay() -> None:
     engine.close()
 
 
+def late_riser(comm: CountedComm, eps: float) -> float:
+    """How far an element goes in its first compressed step that had next to no gradient before; uncompressed here."""
+    model = Linear(1)
+    algorithm = QAdam(lr=0.01, warmup_steps=4, eps=eps)
+    with Engine(model, torch.optim.SGD(model.parameters(), lr=1.0), algorithm, comm) as engine:
+        for k in range(1, 6):
+            before = float(model.x.detach())
+            model(torch.tensor([1e-12 if k < 5 else 1.0])).backward()
+            engine.step()
+        return before - float(model.x.detach())
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-4])
+def test_eps_bounds_the_step_where_the_frozen_moment_is_next_to_nothing(eps: float) -> None:
+    [moved] = run("threads", 1, late_riser, eps)
+    m = 0.1 / (1 - 0.9**5)  # beta1 = 0.9; sqrt(v) is 1e-12, which is nothing beside eps
+    assert moved == pytest.approx(0.01 * m / eps, rel=1e-3)
+
+
 def test_warmup_steps_must_be_positive() -> None:
     with pytest.raises(ValueError, match="warmup_steps=0"):
         QAdam(warmup_steps=0).optimizer([nn.Parameter(torch.zeros(1))], torch.optim.SGD([torch.zeros(1)], lr=1))
