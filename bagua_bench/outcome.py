@@ -86,18 +86,24 @@ def _warm_up(config: dict[str, Any]) -> str:
 
 def _network(record: Record) -> str:
     """What was asked for, ranges over the pairs of servers as measured, and where they are not what was asked for."""
-    config, measured = record["config"], record["network"]["measured"]
+    config, found = record["config"], record["network"]["measured"]
     lines = [f"asked: {asked(config)}"]
     if shrink_of(config) != 1:
         lines.append(f"in the scale model: {asked(scale_model(config))}")
-    if measured:
-        probed = [pair for when in ("before", "after") for pair in measured[when] or ()]
-        rates, times = (sorted(pair[key] for pair in probed) for key in ("goodput", "rtt"))
-        found = f"{units.amount(rates[0], units.RATES)} ... {units.amount(rates[-1], units.RATES)}, "
-        found += f"round trip {units.duration(times[0])} ... {units.duration(times[-1])}"
-        lines.append(f"measured: {found} ({measured['backend']})")
-        lines += (f"[yellow]{flag}[/yellow]" for flag in measured["flags"])
+    if found:
+        lines.append(f"measured: {measured(found)} ({found['backend']})")
+        lines += (f"[yellow]{flag}[/yellow]" for flag in found["flags"])
     return "\n".join(lines)
+
+
+def measured(found: dict[str, Any]) -> str:
+    """Least and most that the probes of a record's network saw: '96.5 Mbit/s ... 386 Mbit/s, round trip ...'."""
+    probed = [pair for when in ("before", "after") for pair in found[when] or ()]
+    if not probed:
+        return "nothing"
+    rates, times = (sorted(pair[key] for pair in probed) for key in ("goodput", "rtt"))
+    between = f"{units.amount(rates[0], units.RATES)} ... {units.amount(rates[-1], units.RATES)}"
+    return f"{between}, round trip {units.duration(times[0])} ... {units.duration(times[-1])}"
 
 
 def asked(config: dict[str, Any]) -> str:

@@ -86,12 +86,7 @@ def _row(record: Record) -> list[Any]:
 def _measured(network: dict[str, Any] | None) -> str:
     if not network:
         return "-"
-    pairs = [pair for when in ("before", "after") for pair in network[when] or ()]
-    rates, times = [pair["goodput"] / 1e6 for pair in pairs], [pair["rtt"] * 1e3 for pair in pairs]
-    if not pairs:
-        return "-"
-    flags = f" ({len(network['flags'])} flags)" if network["flags"] else ""
-    return f"{min(rates):.4g} ... {max(rates):.4g} Mbit/s, {min(times):.3g} ... {max(times):.3g} ms round trip{flags}"
+    return outcome.measured(network) + (f" ({len(network['flags'])} flags)" if network["flags"] else "")
 
 
 def _cell(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import islice
 from pkgutil import iter_modules
@@ -28,12 +28,10 @@ _STEPS = 12
 _SIZES = [4099, 70_001, 3, 20_000]
 _SHORT = {"QAdam": {"warmup_steps": 4, "lr": 0.01}, "AsyncModelAverage": {"interval_ms": 5.0}}
 _HALF_TOO = ("GradientAllReduce", "ByteGrad")
-_CLOSE = 1e-4  # relative distance of weights: a level of a codec may flip where sums round differently ...
-_FARTHER = {
-    "QAdam": 1e-3,
-    "AsyncModelAverage": 1.0,
-}  # ... a sign is more than a level; async never runs twice alike ...
-_HALF = 1e-2  # ... and 16 bits resolve less
+# Relative distances of weights. Where sums round differently a level of a codec may flip, or a sign, which is more; no
+# two runs of async are alike; 16 bits resolve less.
+_CLOSE, _HALF = 1e-4, 1e-2
+_FARTHER = {"QAdam": 1e-3, "AsyncModelAverage": 1.0}
 
 Found = dict[str, Any]
 """`weights` (N,) on the CPU; `tolerance`: how near the CPU's they must be; `waits` and `traced` of `_watched`."""
@@ -87,7 +85,7 @@ def trained(case: Case, comm: TorchComm, device: torch.device) -> Found:
             return {**found, "weights": _weights(model), "tolerance": case.tolerance}
 
 
-def _watched(step: Any, batches: list[Tensor], watch: bool) -> Found:
+def _watched(step: Callable[[Tensor], None], batches: list[Tensor], watch: bool) -> Found:
     """Take two steps. `waits`: what in them waited for the GPU; `traced`: whether a profiler's trace says so, too."""
     if not watch:
         for batch in batches:

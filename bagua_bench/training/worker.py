@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from bagua_bench.training.progress import Progress
 from bagua_bench.training.snapshot import Snapshot
 from bagua_bench.training.trainer import Trainer
 from bagua_bench.transport import environment as transport
-from tasks.base import Task
+from tasks.base import Batch, Task
 
 
 def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
@@ -66,6 +67,7 @@ def _measure(
     device: torch.device,
     progress: Progress,
 ) -> dict[str, Any] | None:
+    """Warm up, take the timed steps, check; the result on rank 0, None elsewhere."""
     run, rank, size, learns = config["run"], dist.get_rank(), dist.get_world_size(), config["mode"] == "measure"
     samples = task.batch * run["accumulate"] * size
     slowness = config["cluster"]["slow_ranks"].get(str(rank), 1.0) if learns else 1.0  # the emulation has its own
@@ -73,24 +75,8 @@ def _measure(
     loop = Loop(trainer, task, device, run["accumulate"], report, slowness, run["precision"])
     warmup_steps = _warm_up(run, task, trainer, loop, learns) if run["warmup"] else 0
     torch.manual_seed(run["seed"] + 1 + rank)  # dropout differs between ranks
-    batches = task.batches(rank, size, run["seed"])
-    _, early_losses = loop.take(batches, run["untimed"], "untimed")
-    memory.reset_peak(device)
-    sent = trainer.sent()
-    skipped = trainer.scale.skipped if trainer.scale is not None else 0
-    dist.barrier()
-    on_wire = counters.sent()
-    seconds, losses = loop.take(batches, run["steps"], "timed")
-    dist.barrier()
-    own = {
-        "interface": {key: value - on_wire[key] for key, value in counters.sent().items()},
-        "seconds": seconds,
-        "losses": early_losses + losses,
-        "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
-        "peak_memory": memory.peak(device),
-        "streams": transport.streams(config["transport"]) or comm.streams(),
-        "skipped_steps": trainer.scale.skipped - skipped if trainer.scale is not None else None,
-    }
+    own = _timed(run, trainer, loop, task.batches(rank, size, run["seed"]), device)
+    own["streams"] = transport.streams(config["transport"]) or comm.streams()
     with trainer.paused():
         progress.say("checking")
         checks = check_replicas(trainer.model, trainer.consensus) if learns else NOT_CHECKED
@@ -106,6 +92,28 @@ def _measure(
         "synthetic": task.synthetic,
         "warmup_steps": warmup_steps,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
+    }
+
+
+def _timed(
+    run: dict[str, Any], trainer: Trainer, loop: Loop, batches: Iterator[Batch], device: torch.device
+) -> dict[str, Any]:
+    """Take the untimed and the timed steps; what this rank measured in the latter, and the losses of both."""
+    _, early_losses = loop.take(batches, run["untimed"], "untimed")
+    memory.reset_peak(device)
+    sent = trainer.sent()
+    skipped = trainer.scale.skipped if trainer.scale is not None else 0
+    dist.barrier()
+    on_wire = counters.sent()
+    seconds, losses = loop.take(batches, run["steps"], "timed")
+    dist.barrier()
+    return {
+        "interface": {key: value - on_wire[key] for key, value in counters.sent().items()},
+        "seconds": seconds,
+        "losses": early_losses + losses,
+        "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
+        "peak_memory": memory.peak(device),
+        "skipped_steps": trainer.scale.skipped - skipped if trainer.scale is not None else None,
     }
 
 

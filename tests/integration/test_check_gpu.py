@@ -24,14 +24,17 @@ MISSING = ("hydra", "omegaconf", "yaml", "rich", "pandas", "matplotlib", "scipy"
 
 
 def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run it where everything but torch is missing."""
+    return bare(folder, "bagua_bench", "check-gpu", "--json", str(folder / "report.json"), *options)
+
+
+def bare(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """`python -m COMMAND` where everything but torch is missing."""
     for name in MISSING:
         (folder / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')\n")
-    command = [sys.executable, "-m", "bagua_bench", "check-gpu", "--json", str(folder / "report.json"), *options]
     paths = os.pathsep.join([str(folder), str(HOME)])
     return subprocess.run(
-        command, cwd=HOME, env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}, capture_output=True,
-        text=True, timeout=280,
+        [sys.executable, "-m", *command], cwd=HOME, env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
+        capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 
 
@@ -42,6 +45,13 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     said = "check-gpu: no CUDA device, nothing checked; --rehearse tries the script on the CPU"
     assert done.stderr.splitlines()[-1] == said  # behind what torch says where NumPy is missing
     assert not (tmp_path / "report.json").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_transport_s_own_check_needs_no_more_than_torch(tmp_path: Path) -> None:
+    done = bare(tmp_path, "bagua_bench.transport", "check-gpu")
+    assert done.returncode == 2
+    assert done.stdout.startswith("check-gpu: torch.cuda.is_available() is False")
 
 
 def test_rehearsal_runs_every_part_and_is_marked_as_one(tmp_path: Path) -> None:

@@ -14,11 +14,10 @@ from bagua_bench.transport import environment
 
 _LIMIT = 300.0  # seconds; a rank that lost the other would wait for ten minutes
 _RANK = """
-import os, sys
-rank, store = int(sys.argv[1]), sys.argv[2]
-os.environ["NCCL_HOSTID"] = f"fake{rank}"  # two hosts for NCCL, so that all goes over the network
-import torch, torch.distributed as dist
-store = dist.FileStore(store, 2)
+import os, sys, torch, torch.distributed as dist
+from bagua_bench.training import devices
+rank, store = int(sys.argv[1]), dist.FileStore(sys.argv[2], 2)
+os.environ.update(devices.environment(["the same"] * 2, rank))
 torch.cuda.set_device(0)
 for life in range(20):
     dist.init_process_group("nccl", store=dist.PrefixStore(str(life), store), rank=rank, world_size=2)
@@ -30,7 +29,6 @@ for life in range(20):
     dist.destroy_process_group()
 print("all_reduce correct, 20 communicators")
 """
-_VARIABLES = {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_RAS_ENABLE": "0", "NCCL_DEBUG": "INFO"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -50,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         folder = Path(name)
         ranks = [["-c", _RANK, str(rank), str(folder / "store")] for rank in range(2)]
         try:
-            logs = processes.run(ranks, folder, _LIMIT, {**environment.for_nccl(streams), **_VARIABLES})
+            logs = processes.run(ranks, folder, _LIMIT, {**environment.for_nccl(streams), "NCCL_DEBUG": "INFO"})
         except (PartFailed, RuntimeError) as error:
             print("\n".join(getattr(error, "logs", [])), f"check-gpu: {error}", sep="\n", file=sys.stderr)
             return 1
