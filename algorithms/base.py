@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -127,13 +127,21 @@ class Algorithm(ABC):
     pause: float = 0.0
     """Seconds between two rounds of an algorithm that runs FREE."""
 
-    def optimizer(self, params: Any, default: Optimizer) -> Optimizer:
-        """Return the optimizer to train with: the task's own (`default`), unless the algorithm needs another."""
-        return default
+    def optimizer(self, given: Optimizer) -> Optimizer:
+        """Return the optimizer to train with: the one `given`, unless the algorithm needs another."""
+        return given
 
     def moment(self, step: int) -> When:
         """When `communicate` runs in this step; `when`, unless the algorithm has stages."""
         return self.when
+
+    def communicates(self, step: int) -> bool:
+        """Whether anything is communicated in this step; equal on all ranks."""
+        return True
+
+    def consumes_gradients(self, step: int) -> bool:
+        """Whether `communicate` uses the gradients up, so that changing them after the backward pass does nothing."""
+        return False
 
     def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
         """Create the per-bucket state. Weights are equal on all ranks. Called again to start over."""

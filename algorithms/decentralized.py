@@ -46,16 +46,16 @@ class Decentralized(Algorithm):
             check_even(participants(comm, self.hierarchical))
         self.averaged = {bucket.name: torch.empty_like(bucket.weight) for bucket in buckets}
 
+    def communicates(self, step: int) -> bool:
+        return (step - 1) % self.interval == 0
+
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
-        exchange, skip = divmod(step - 1, self.interval)
-        if skip:
-            return
         averaged = self.averaged[bucket.name]
         if self.peers == "shift_one":
+            exchange = (step - 1) // self.interval
             d_fp_s(bucket.weight, averaged, comm, partial(shift_one, exchange), hierarchical=self.hierarchical)
         else:
             c_fp_s(averaged.copy_(bucket.weight), comm, hierarchical=self.hierarchical)
 
     def finish(self, bucket: Bucket, step: int) -> None:
-        if (step - 1) % self.interval == 0:
-            bucket.weight.copy_(self.averaged[bucket.name])
+        bucket.weight.copy_(self.averaged[bucket.name])

@@ -42,14 +42,16 @@ class LowPrecisionDecentralized(Algorithm):
         for bucket in buckets:
             bucket.state = {name: bucket.weight.clone() for name in _REPLICAS}
 
+    def communicates(self, step: int) -> bool:
+        return (step - 1) % self.interval == 0
+
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
-        if (step - 1) % self.interval == 0:
-            own, left, right = (bucket.state[name] for name in _REPLICAS)
-            d_lp_s(
-                bucket.weight,
-                (own, left, right),
-                comm,
-                self.codec,
-                hierarchical=self.hierarchical,
-                compress_single_rank=self.compress_single_rank,
-            )
+        own, left, right = (bucket.state[name] for name in _REPLICAS)
+        d_lp_s(
+            bucket.weight,
+            (own, left, right),
+            comm,
+            self.codec,
+            hierarchical=self.hierarchical,
+            compress_single_rank=self.compress_single_rank,
+        )

@@ -2,7 +2,7 @@
 
 Bytes are those a rank sends; N elements of s bytes, n ranks. With `hierarchical` a primitive runs between the
 leaders of the servers, after a reduction inside each server and before a broadcast (spec: algorithms 2); n is
-then the number of servers.
+then the number of servers. Where there is only one server it runs between all ranks.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from algorithms.codecs.base import Codec
 from algorithms.topology import ring
 
 
-def participants(comm: Comm, hierarchical: bool) -> int:
-    """How many take part in the exchange of a primitive: all ranks, or the servers."""
-    return comm.size // comm.intra.size if hierarchical and comm.intra is not None else comm.size
+def participants(comm: Comm, hierarchical: bool, compress_single_rank: bool = False) -> int:
+    """How many take part in the exchange of a primitive with these options: all ranks, or the servers."""
+    servers = _servers(comm, hierarchical, compress_single_rank)
+    return comm.size if servers is None else comm.size // servers.size
 
 
-def error_memory(x: Tensor, comm: Comm, hierarchical: bool) -> dict[str, Tensor]:
+def error_memory(x: Tensor, comm: Comm, hierarchical: bool, compress_single_rank: bool = False) -> dict[str, Tensor]:
     """Zeroed error-feedback memories for `c_lp_s` of x (N,): sent_error (N,) and reduced_error (N/n,), float32."""
     sent = torch.zeros_like(x, dtype=torch.float32)
     return {
         "sent_error": sent,
-        "reduced_error": torch.zeros_like(sent[: len(sent) // participants(comm, hierarchical)]),
+        "reduced_error": torch.zeros_like(sent[: len(sent) // participants(comm, hierarchical, compress_single_rank)]),
     }
 
 
@@ -38,7 +39,7 @@ def c_fp_s(x: Tensor, comm: Comm, *, average: bool = True, hierarchical: bool = 
     One all-reduce: 2(n-1)/n N s bytes in 2(n-1) rounds (ring). Source: Bagua, primitive C_FP_S.
     """
     op = Op.AVG if average else Op.SUM
-    _by_server(x, comm, hierarchical, op, lambda group: group.all_reduce(x, op))
+    _by_server(x, comm, _servers(comm, hierarchical), op, lambda group: group.all_reduce(x, op))
 
 
 def c_lp_s(
@@ -65,7 +66,7 @@ def c_lp_s(
         if group.size > 1 or compress_single_rank:
             _scatter_gather(x, group, codec, op, errors, x.numel() if elements is None else elements)
 
-    _by_server(x, comm, hierarchical, op, exchange)
+    _by_server(x, comm, _servers(comm, hierarchical, compress_single_rank), op, exchange)
 
 
 def d_fp_s(
@@ -84,7 +85,7 @@ def d_fp_s(
             out.add_(other)
         out.div_(1 + len(received))
 
-    _by_server(out, comm, hierarchical, Op.AVG, exchange)
+    _by_server(out, comm, _servers(comm, hierarchical), Op.AVG, exchange)
 
 
 def d_lp_s(
@@ -108,7 +109,7 @@ def d_lp_s(
         if group.size > 1 or compress_single_rank:
             _gossip(x, replicas, group, codec)
 
-    _by_server(x, comm, hierarchical, Op.AVG, exchange)
+    _by_server(x, comm, _servers(comm, hierarchical, compress_single_rank), Op.AVG, exchange)
 
 
 def _scatter_gather(
@@ -150,12 +151,21 @@ def _spare(chunks: Tensor, rank: int, shape: Sequence[int]) -> Tensor | None:
     return room[:needed].view(shape) if room.numel() >= needed else None
 
 
-def _by_server(x: Tensor, comm: Comm, hierarchical: bool, op: Op, exchange: Callable[[Comm], None]) -> None:
+def _servers(comm: Comm, hierarchical: bool, even_if_single: bool = False) -> Comm | None:
+    """The ranks of the own server where an exchange runs between servers; None where it runs between all ranks.
+
+    even_if_single: a single server's leader exchanges with itself, as the published code does.
+    """
+    intra = comm.intra if hierarchical else None
+    return intra if intra is not None and (intra.size < comm.size or even_if_single) else None
+
+
+def _by_server(x: Tensor, comm: Comm, intra: Comm | None, op: Op, exchange: Callable[[Comm], None]) -> None:
     """Run `exchange` among all ranks, or among the leaders between a reduction and a broadcast inside servers."""
-    if not hierarchical or comm.intra is None:
+    if intra is None:
         exchange(comm)
         return
-    comm.intra.reduce(x, 0, op)
+    intra.reduce(x, 0, op)
     if comm.inter is not None:
         exchange(comm.inter)
-    comm.intra.broadcast(x, 0)
+    intra.broadcast(x, 0)

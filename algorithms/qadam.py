@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from torch.optim import Optimizer
 
@@ -17,16 +17,18 @@ from algorithms.qadam_optimizer import QAdamOptimizer
 class QAdam(Algorithm):
     """For `warmup_steps` steps Adam on averaged gradients; then v is frozen and the momenta are averaged, compressed.
 
-    Trains with the `QAdamOptimizer` it is given, else with one of its own, made of the arguments of the same names.
-    preset="released": rows 1-5 and 8 of spec 0.2, over all other arguments.
+    Takes over an Adam or AdamW with its groups, state and schedules, or stands in for another optimizer if `lr` is
+    given; the arguments lr, betas, eps and weight_decay that are given replace the optimizer's. A `QAdamOptimizer`
+    brings its own warm-up and stages. preset="released": rows 1-5 and 8 of spec 0.2, over all other arguments.
     """
 
     def __init__(
         self,
-        lr: float = 1e-3,
+        lr: float | None = None,
         warmup_steps: int = 100,
-        weight_decay: float = 0.0,
-        eps: float = 1e-8,
+        weight_decay: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
         codec: Literal["one_bit", "minmax_uint8"] = "one_bit",
         error_feedback: bool = True,
         bias_correction: Literal["frozen", "drift"] = "frozen",
@@ -37,19 +39,27 @@ class QAdam(Algorithm):
         preset: Literal["default", "released"] = "default",
     ) -> None:
         released = preset == "released"
-        chosen = CODECS["minmax_uint8" if released else codec]()
         single = compress_single_rank or released
-        self.average = partial(c_lp_s, codec=chosen, hierarchical=hierarchical, compress_single_rank=single)
-        self.error_feedback, self.hierarchical = error_feedback and not released, hierarchical
+        self.average = partial(
+            c_lp_s,
+            codec=CODECS["minmax_uint8" if released else codec](),
+            hierarchical=hierarchical,
+            compress_single_rank=single,
+        )
+        self.memory = partial(error_memory, hierarchical=hierarchical, compress_single_rank=single)
+        self.error_feedback = error_feedback and not released
         stages = (
             ("drift", "warmup_minus_one", "warmup") if released else (bias_correction, freeze_after, weight_decay_stage)
         )
-        self.own_optimizer = partial(
-            QAdamOptimizer, lr=lr, warmup_steps=warmup_steps, eps=eps, weight_decay=weight_decay, stages=stages
-        )
+        asked = {"lr": lr, "betas": betas and tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        given = {key: value for key, value in asked.items() if value is not None}
+        self.take_over = partial(QAdamOptimizer.instead_of, warmup_steps=warmup_steps, stages=stages, given=given)
 
-    def optimizer(self, params: Any, default: Optimizer) -> Optimizer:
-        return default if isinstance(default, QAdamOptimizer) else self.own_optimizer(params)
+    def optimizer(self, given: Optimizer) -> Optimizer:
+        return given if isinstance(given, QAdamOptimizer) else self.take_over(given)
+
+    def consumes_gradients(self, step: int) -> bool:
+        return step > self.trained.warmup_steps
 
     def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
         assert isinstance(optimizer, QAdamOptimizer)
@@ -57,7 +67,7 @@ class QAdam(Algorithm):
         for bucket in buckets:
             optimizer.link(bucket)
             if self.error_feedback:
-                bucket.state |= error_memory(bucket.weight, comm, self.hierarchical)
+                bucket.state |= self.memory(bucket.weight, comm)
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
         if step <= self.trained.warmup_steps:
@@ -66,3 +76,6 @@ class QAdam(Algorithm):
         momentum = self.trained.update_momentum(bucket)
         errors = (bucket.state["sent_error"], bucket.state["reduced_error"]) if self.error_feedback else None
         self.average(momentum, comm, errors=errors, elements=bucket.elements)
+
+    def finish(self, bucket: Bucket, step: int) -> None:
+        self.trained.taken = step - 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Adam
+from torch.optim import Adam, AdamW, Optimizer
 
 from algorithms.base import Bucket
 
@@ -16,10 +17,11 @@ class QAdamOptimizer(Adam):
     """torch's Adam for `warmup_steps` steps; then x <- x - lr / (1 - beta1^t) m / (sqrt(v) / c + eps), v fixed.
 
     In the second stage m has been updated and averaged by the algorithm (`algorithms.qadam`) before the step; elements
-    that had no gradient in the first (v = 0: dead units) then stay where they are.
+    that had no gradient in the first (v = 0: dead units) then stay where they are. Weight decay is coupled, as Adam's,
+    or decoupled, as AdamW's.
     stages: how the two differ. c = sqrt(1 - beta2^W) is "frozen" with v, or goes on growing ("drift"); step W, the
-    last of "warmup", updates m and v here, or it is the one before ("warmup_minus_one"); weight decay (coupled)
-    acts in "both" or in "warmup" only.
+    last of "warmup", updates m and v here, or it is the one before ("warmup_minus_one"); weight decay acts in "both"
+    or in "warmup" only.
     """
 
     def __init__(
@@ -30,16 +32,70 @@ class QAdamOptimizer(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
         stages: tuple[str, str, str] = ("frozen", "warmup", "both"),
     ) -> None:
         if warmup_steps < 1:
             raise ValueError(f"warmup_steps={warmup_steps}: must be at least 1")
-        super().__init__(params, lr, betas, eps, weight_decay, foreach=False)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, foreach=False, decoupled_weight_decay=decoupled_weight_decay
+        )
         self.warmup_steps = warmup_steps
         bias_correction, freeze_after, weight_decay_stage = stages
         self.drift = bias_correction == "drift"
         self.last_update = warmup_steps if freeze_after == "warmup" else warmup_steps - 1
         self.decays_always = weight_decay_stage == "both"
+        self.taken = 0
+        """Steps taken, which is what tells the stage; the algorithm sets it, so that both are in the same one."""
+        self.replaced: Optimizer | None = None
+        self._lrs: list[Any] = []  # of the replaced one, where they are not shared
+
+    @classmethod
+    def instead_of(
+        cls, optimizer: Optimizer, warmup_steps: int, stages: tuple[str, str, str], given: Mapping[str, Any]
+    ) -> QAdamOptimizer:
+        """Take an optimizer's place; `given` are the hyper-parameters that replace its own.
+
+        An Adam or AdamW keeps groups and state, which are shared: schedules, `state_dict` and `load_state_dict` of it
+        act on the new one. Of any other only the groups of parameters and a coupled weight decay mean the same here.
+        ValueError for what has no meaning: options of Adam, a missing lr, a schedule that was made for another lr.
+        """
+        name = type(optimizer).__name__
+        if type(optimizer) in (Adam, AdamW):
+            own = cls(optimizer.param_groups, warmup_steps=warmup_steps, stages=stages)
+            own._share(optimizer, given)
+            return own
+        if "lr" not in given:
+            raise ValueError(
+                f"optimizer={name}: its lr means nothing to QAdam; give Engine an Adam or AdamW, or QAdam(lr=...)"
+            )
+        if any("initial_lr" in group for group in optimizer.param_groups):
+            raise ValueError(f"optimizer={name}: QAdam replaces it, and its schedule of lr; schedule an Adam or AdamW")
+        if optimizer.defaults:
+            warnings.warn(f"QAdam trains with an Adam of its own instead of {name}, with {dict(given)}", stacklevel=2)
+        groups = [
+            {key: group[key] for key in ("params", "weight_decay") if key in group} | dict(given)
+            for group in optimizer.param_groups
+        ]
+        own = cls(groups, warmup_steps=warmup_steps, stages=stages)
+        own.replaced, own._lrs = optimizer, [group.get("lr") for group in optimizer.param_groups]
+        return own
+
+    def _share(self, optimizer: Optimizer, given: Mapping[str, Any]) -> None:
+        for group in optimizer.param_groups:
+            for option in ("amsgrad", "maximize"):
+                if group[option]:
+                    raise ValueError(f"optimizer={type(optimizer).__name__}({option}=True): QAdam has no such thing")
+            if "initial_lr" in group and given.get("lr", group["lr"]) != group["lr"]:
+                raise ValueError(f"lr={given['lr']}: a schedule sets the optimizer's lr; leave QAdam's out")
+            group.update(given)
+        self.replaced = optimizer
+        self._follow(optimizer)
+        optimizer.register_load_state_dict_post_hook(self._follow)
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        """Have the groups and the state that the replaced optimizer has, the very same objects."""
+        self.param_groups, self.state = optimizer.param_groups, optimizer.state
 
     def link(self, bucket: Bucket) -> None:
         """Keep both moments of the bucket's parameters in its state, flat, with the values that they have now.
@@ -49,29 +105,38 @@ class QAdamOptimizer(Adam):
         precise = torch.promote_types(bucket.weight.dtype, torch.float32)
         bucket.state["momentum"] = torch.zeros_like(bucket.weight)
         bucket.state["variance"] = torch.zeros_like(bucket.weight, dtype=precise)
+        self._adopt(bucket)
+
+    def _adopt(self, bucket: Bucket) -> None:
+        """Have every parameter's moments be views of the bucket's state; other tensors in their place were loaded."""
+        group_of = {p: group for group in self.param_groups for p in group["params"]}
         views = zip(bucket.views(bucket.state["momentum"]), bucket.views(bucket.state["variance"]), strict=True)
         for p, (m, v) in zip(bucket.params, views, strict=True):
-            old = self.state[p] or {"step": torch.zeros(()), "exp_avg": m, "exp_avg_sq": v}
-            self.state[p] = old | {"exp_avg": m.copy_(old["exp_avg"]), "exp_avg_sq": v.copy_(old["exp_avg_sq"])}
+            old = self.state[p]
+            if not old:
+                on_device = group_of[p].get("fused") or group_of[p].get("capturable")
+                old = {"step": torch.zeros((), device=p.device if on_device else "cpu"), "exp_avg": m, "exp_avg_sq": v}
+            if old["exp_avg"].data_ptr() != m.data_ptr() or old["exp_avg"].shape != m.shape or not self.state[p]:
+                self.state[p] = old | {"exp_avg": m.copy_(old["exp_avg"]), "exp_avg_sq": v.copy_(old["exp_avg_sq"])}
 
     @torch.no_grad()
     def update_momentum(self, bucket: Bucket) -> Tensor:
         """m <- beta1 m + (1 - beta1) g with the betas and weight decay of each parameter's group; the flat m (N,)."""
+        self._adopt(bucket)
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         for p in bucket.params:
             group, g = group_of[p], p.grad
             assert g is not None
-            if group["weight_decay"] and self.decays_always:
+            if group["weight_decay"] and self.decays_always and not group["decoupled_weight_decay"]:
                 g = g.add(p, alpha=group["weight_decay"])
             self.state[p]["exp_avg"].lerp_(g, 1 - group["betas"][0])
         return bucket.state["momentum"]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        first: dict[str, Any] = next(
-            (self.state[p] for group in self.param_groups for p in group["params"] if p in self.state), {}
-        )
-        if int(first.get("step", 0)) < self.last_update:
+        self._heed_replaced()
+        self.taken += 1
+        if self.taken <= self.last_update:
             return super().step(closure)  # type: ignore[no-any-return]
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
@@ -80,12 +145,31 @@ class QAdamOptimizer(Adam):
                     self._apply(p, group)
         return loss
 
+    def _heed_replaced(self) -> None:
+        """Let the schedule of the replaced optimizer know of the step. RuntimeError if it has no effect here."""
+        if self.replaced is None:
+            return
+        self.replaced._opt_called = True  # type: ignore[attr-defined]  # or its schedule warns
+        if self._lrs and self._lrs != [group.get("lr") for group in self.replaced.param_groups]:
+            name = type(self.replaced).__name__
+            raise RuntimeError(
+                f"optimizer={name}: its lr was changed, but QAdam replaces it; schedule engine.optimizer"
+            )
+
     def _apply(self, p: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[p]
-        state["step"] += 1
-        t, (beta1, beta2) = int(state["step"]), group["betas"]
-        frozen = t if self.drift else min(t, self.warmup_steps)
+        """The second stage. A parameter's `step` has stopped with v: it is how often v was updated."""
+        state, lr, (beta1, beta2) = self.state[p], float(group["lr"]), group["betas"]
+        updates = int(state["step"])
+        if not updates:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(p.shape)} has its first gradient after QAdam's warm-up of "
+                f"{self.warmup_steps} steps and no second moment; choose a longer one, or call engine.restart()"
+            )
+        t = updates + self.taken - self.last_update
+        frozen = t if self.drift else updates + self.warmup_steps - self.last_update
         v = state["exp_avg_sq"]
         denominator = (v.sqrt() / (1 - beta2**frozen) ** 0.5).add_(group["eps"])
         denominator.masked_fill_(v == 0, torch.inf)  # no gradient yet: one bit would make its m = 0 a huge step
-        p.addcdiv_(state["exp_avg"], denominator, value=-group["lr"] / (1 - beta1**t))
+        if group["weight_decay"] and self.decays_always and group["decoupled_weight_decay"]:
+            p.mul_(1 - lr * group["weight_decay"])
+        p.addcdiv_(state["exp_avg"], denominator, value=-lr / (1 - beta1**t))

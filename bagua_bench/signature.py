@@ -31,7 +31,8 @@ class Argument:
     def __str__(self) -> str:
         if self.choices:
             return "one of " + ", ".join(str(choice) for choice in self.choices)
-        names = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "a text", "NoneType": "null"}
+        names = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "a text", "list": "a list"}
+        names["NoneType"] = "null"
         return " or ".join(names.get(name, name) for name in self.types)
 
 
@@ -66,6 +67,8 @@ def _argument(annotation: ast.expr | None) -> Argument:
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value).endswith("Literal"):
         elements = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
         return Argument((), tuple(ast.literal_eval(element) for element in elements))
+    if isinstance(annotation, ast.Subscript):
+        return Argument(("list",), ())
     if isinstance(annotation, ast.BinOp):
         left, right = _argument(annotation.left), _argument(annotation.right)
         return Argument(left.types + right.types, left.choices + right.choices)

@@ -77,7 +77,7 @@ def _algorithm(cell: dict[str, Any]) -> Iterator[str]:
             yield f"algo.{key}={algo[key]}: must be at least {least}"
     if algo.get("interval_ms", 1) <= 0:
         yield f"algo.interval_ms={algo['interval_ms']}: must be above 0"
-    by_server = algo.get("hierarchical", False) and cluster["ranks_per_server"] > 1
+    by_server = algo.get("hierarchical", False) and cluster["ranks_per_server"] > 1 and cluster["servers"] > 1
     paired, key = (cluster["servers"], "servers") if by_server else (world_size(cell), "ranks")
     if algo.get("peers") == "shift_one" and algo.get("preset") != "released" and paired % 2:
         yield (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 
 from torch.nn import Parameter
@@ -15,6 +15,7 @@ class IdleOptimizer(Optimizer):
     def __init__(self, params: Iterable[Parameter]) -> None:
         self.defaults, self.state = {}, defaultdict(dict)
         self.param_groups = [{"params": list(params)}]
+        self._optimizer_step_pre_hooks = OrderedDict()
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         pass

@@ -51,6 +51,17 @@ def _trace(identity: str, servers: int, per_server: int) -> Program:
     )
 
 
+class _TracedEngine(Engine):
+    """Writes down when the backward pass is over and waiting begins."""
+
+    def __init__(self, tape: Tape, *arguments: Any, **options: Any) -> None:
+        self._tape = tape
+        super().__init__(*arguments, **options)
+
+    def _backward_is_over(self) -> None:
+        self._tape.add(Phase("communication"))
+
+
 class _Rank:
     """One rank's engine on meta tensors. What it did not send by the timed steps is not counted."""
 
@@ -63,7 +74,8 @@ class _Rank:
         algorithm = build(cell["algo"])
         assert isinstance(algorithm, Algorithm)
         with self._tape.deaf():  # what happens before the first step is free
-            self._engine = Engine(
+            self._engine = _TracedEngine(
+                self._tape,
                 self._model,
                 IdleOptimizer(self._model.parameters()),
                 algorithm,

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from algorithms.base import Bucket
+from bagua_bench.training.layout import is_dense
 
 
 def split(sizes: Sequence[tuple[str, int]], bucket_size: int) -> list[list[int]]:
@@ -34,7 +35,7 @@ def make_buckets(params: Iterable[Parameter], bucket_size: int, multiple: int, g
     """Move trainable parameters, last registered first, into buckets of flat storage.
 
     `bucket_size` in bytes; lengths are padded to a `multiple` (the number of ranks). Peak memory is one bucket
-    above that of the parameters.
+    above that of the parameters. A parameter that is not dense (a slice of another tensor) becomes so.
     """
     ordered = [p for p in params if p.requires_grad][::-1]
     sizes = [(f"{p.device}/{p.dtype}", p.nbytes) for p in ordered]
@@ -48,6 +49,9 @@ def _flatten(name: str, params: list[Parameter], multiple: int, gradients: bool)
     length = -(-elements // multiple) * multiple
     weight = _padded(first, elements, length)
     grad = _padded(first, elements, length) if gradients else first.new_empty(0)
+    for p in params:
+        if not is_dense(p):
+            p.data = torch.empty_like(p).copy_(p.data)
     bucket = Bucket(name, params, weight, grad)
     for p, view in zip(params, bucket.views(weight), strict=True):
         view.copy_(p.detach())

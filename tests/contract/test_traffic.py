@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from algorithms.base import Algorithm, Op, When
 from bagua_bench.comm import CountedComm
+from bagua_bench.emulate.optimizer import IdleOptimizer
 from bagua_bench.training.buckets import make_buckets
 from bagua_bench.training.build import build
 from tests.catalogue import HOME, resolved
@@ -49,7 +50,7 @@ def sent(task: str, options: list[str], n: int, step: int) -> float:
     size = 2**63 if algorithm.one_bucket else 10 * MIB
     comm = Silent(0, n)
     params = list(model(task).parameters())
-    optimizer = algorithm.optimizer(params, torch.optim.SGD(params, lr=0.1))
+    optimizer = algorithm.optimizer(IdleOptimizer(params))
     buckets = make_buckets(params, size, n, algorithm.gradients)
     algorithm.start(buckets, comm, optimizer)
     for bucket in buckets:

@@ -38,3 +38,9 @@ def test_the_released_code_quantises_twice_even_alone(options: dict[str, Any]) -
 def test_sum_instead_of_mean() -> None:
     mean, total = (run("threads", 2, moved, {"average": average})[0] for average in (True, False))
     torch.testing.assert_close(total, 2 * mean, rtol=0, atol=2 * float(G.max() - G.min()) / 255)
+
+
+def test_on_one_server_it_compresses_between_its_ranks() -> None:
+    flat = run("threads", 2, moved, {"hierarchical": False})
+    one_server = run("threads", 2, moved, {}, per_server=2)
+    assert torch.equal(one_server[0], flat[0]) and not torch.equal(one_server[0], G)

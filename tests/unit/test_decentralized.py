@@ -121,9 +121,12 @@ def test_hierarchical_averages_between_servers(kind: str, servers: int, per_serv
     np.testing.assert_allclose(torch.stack(results, 1).numpy(), by_hand(size, 5, peers, 1, per_server), rtol=1e-12)
 
 
-def test_one_server_has_no_peer() -> None:
-    with pytest.raises(ValueError, match=r"peers=shift_one.*servers.*1"):
-        run("threads", 2, train, 1, LR, False, {}, per_server=2)
+@pytest.mark.parametrize("kind", ["threads", "gloo"])
+def test_on_one_server_its_ranks_are_the_peers(kind: str) -> None:
+    results = run(kind, 4, train, 5, LR, False, {}, per_server=4)
+    np.testing.assert_allclose(torch.stack(results, 1).numpy(), by_hand(4, 5, "shift_one", 1), rtol=1e-12)
+    with pytest.raises(ValueError, match=r"peers=shift_one.*servers.*3"):
+        run("threads", 6, train, 1, LR, False, {}, per_server=2)
 
 
 def test_preset_released_is_the_mean_of_all() -> None:

@@ -143,7 +143,7 @@ def gradients(comm: CountedComm, use: list[bool], find: bool) -> dict[str, Tenso
     net, engine = make(comm, find_unused_parameters=find)
     with engine:
         net(torch.full((2, 4), comm.rank + 1.0), use[comm.rank]).sum().backward()
-        engine.synchronize()
+        engine.synchronize()  # only needed for the error: gradients are there when backward() returns
         return {name: None if p.grad is None else p.grad.clone() for name, p in net.named_parameters()}
 
 
@@ -290,7 +290,8 @@ def lonely(comm: CountedComm, delay: float) -> float:
             time.sleep(delay)
         raise ValueError("died before its backward pass")
     began = time.monotonic()
-    net(torch.ones(1, 4), True).sum().backward()
+    with pytest.raises(CommError):
+        net(torch.ones(1, 4), True).sum().backward()
     with pytest.raises(CommError):
         engine.step()
     engine.close()
@@ -343,9 +344,3 @@ def test_resuming_is_bit_equal() -> None:
     ):
         assert torch.equal(straight, again)
         assert steps == steps_again == 6
-
-
-def test_a_checkpoint_of_other_buckets_is_refused() -> None:
-    _, engine = make(ThreadComm.world(1)[0])
-    with engine, pytest.raises(ValueError, match="buckets"):
-        engine.load_state_dict({"steps": 1, "buckets": {"x": {}}})

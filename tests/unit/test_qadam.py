@@ -170,7 +170,8 @@ def test_drift_lengthens_the_steps_towards_one_over_sqrt_1_minus_beta2_to_the_w(
         optimizer = QAdamOptimizer([p], lr=1.0, warmup_steps=warmup, stages=(correction, "warmup", "both"))
         optimizer.link(Bucket("all", [p], p.detach(), torch.empty(0)))
         state = optimizer.state[p]
-        state["step"] += 50_000  # the first moment's correction is over, the drift too
+        state["step"] += warmup
+        optimizer.taken = 50_000  # the first moment's correction is over, the drift too
         state["exp_avg"] += 1
         state["exp_avg_sq"] += 1
         p.grad = torch.zeros_like(p)
@@ -218,7 +219,7 @@ def test_eps_bounds_the_step_where_the_frozen_moment_is_next_to_nothing(eps: flo
 
 def test_warmup_steps_must_be_positive() -> None:
     with pytest.raises(ValueError, match="warmup_steps=0"):
-        QAdam(warmup_steps=0).optimizer([nn.Parameter(torch.zeros(1))], torch.optim.SGD([torch.zeros(1)], lr=1))
+        QAdam(warmup_steps=0).optimizer(torch.optim.Adam([nn.Parameter(torch.zeros(1))]))
 
 
 def test_hierarchical_quantises_the_means_of_servers() -> None:

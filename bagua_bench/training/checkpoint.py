@@ -1,0 +1,106 @@
+"""Checkpoints of all ranks in one folder, each rank's own under its name, through torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from bagua_bench.training.engine import Engine
+
+_METADATA = ".metadata"  # of torch.distributed.checkpoint; it is written last
+_TENSOR = "bagua_bench.tensor"  # key of what stands for a tensor in the structure that is saved beside the tensors
+
+
+def save(engine: Engine, folder: Path, extra: Mapping[str, Any] | None) -> None:
+    """Write model, optimizer, algorithm and `extra` of every rank; collective. ValueError if one is there already."""
+    from torch.distributed.checkpoint.state_dict_saver import save as write  # imports much
+
+    if (folder / _METADATA).exists():
+        raise ValueError(f"folder={folder}: holds a checkpoint already; give each one a folder of its own")
+    own = {
+        "model": engine.model.state_dict(),
+        "optimizer": engine.optimizer.state_dict(),
+        "engine": engine.state_dict(),
+        "extra": dict(extra or {}),
+    }
+    tensors: list[Tensor] = []
+    structure, name = _take_out(own, tensors), _rank(engine.comm.rank)
+    parts = {f"{name}.{i}": tensor for i, tensor in enumerate(tensors)}
+    write({name: pickle.dumps(structure), **parts}, checkpoint_id=folder, process_group=_group(engine))
+
+
+def load(engine: Engine, folder: Path) -> dict[str, Any]:
+    """Continue from this rank's part; collective. ValueError, with nothing changed, if it does not fit."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load as read
+
+    if not (folder / _METADATA).exists():
+        raise ValueError(f"folder={folder}: holds no complete checkpoint")
+    known = FileSystemReader(folder).read_metadata().state_dict_metadata
+    ranks = sum(1 for key in known if "." not in key)
+    if ranks != engine.comm.size:
+        raise ValueError(f"folder={folder}: the checkpoint is of {ranks} ranks, there are {engine.comm.size}")
+    name = _rank(engine.comm.rank)
+    own: dict[str, Any] = {name: None}
+    for key, stored in known.items():
+        if key.startswith(f"{name}."):
+            own[key] = torch.empty(stored.size, dtype=stored.properties.dtype)  # type: ignore[union-attr]
+    read(own, checkpoint_id=folder, process_group=_group(engine))
+    saved = _put_back(pickle.loads(own[name]), own, name)
+    _refuse_other_model(engine, saved["model"])
+    engine.refuse_other_state(saved["engine"])
+    engine.optimizer.load_state_dict(saved["optimizer"])
+    engine.model.load_state_dict(saved["model"])
+    engine.load_state_dict(saved["engine"])
+    extra: dict[str, Any] = saved["extra"]
+    return extra
+
+
+def _rank(rank: int) -> str:
+    return f"rank{rank}"
+
+
+def _group(engine: Engine) -> Any:
+    group = getattr(engine.comm, "group", None)
+    if group is None:
+        raise ValueError("comm: checkpoints of all ranks need a process group of torch.distributed")
+    return group
+
+
+def _refuse_other_model(engine: Engine, saved: Mapping[str, Any]) -> None:
+    own = engine.model.state_dict()
+    for name in [*own, *saved]:
+        if name not in saved or name not in own:
+            raise ValueError(f"checkpoint: {name}: only the {'checkpoint' if name in saved else 'model'} has it")
+        if isinstance(own[name], Tensor) and own[name].shape != saved[name].shape:
+            raise ValueError(
+                f"checkpoint: {name}: shape {tuple(saved[name].shape)}, the model's is {tuple(own[name].shape)}"
+            )
+
+
+def _take_out(value: Any, tensors: list[Tensor]) -> Any:
+    """`value` with its tensors replaced by their numbers in `tensors`."""
+    if isinstance(value, Tensor):
+        tensors.append(value.detach())
+        return {_TENSOR: len(tensors) - 1}
+    if isinstance(value, Mapping):
+        return {key: _take_out(item, tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_take_out(item, tensors) for item in value])
+    return value
+
+
+def _put_back(value: Any, parts: Mapping[str, Any], name: str) -> Any:
+    if isinstance(value, dict):
+        if _TENSOR in value:
+            return parts[f"{name}.{value[_TENSOR]}"]
+        return {key: _put_back(item, parts, name) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_put_back(item, parts, name) for item in value])
+    return value

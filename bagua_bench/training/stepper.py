@@ -1,0 +1,255 @@
+"""The training step of the engine: forward, backward and `step()`, for every moment of communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from algorithms.base import Algorithm, Bucket, Op, When
+from bagua_bench.comm import CountedComm
+from bagua_bench.training.clock import stamp
+from bagua_bench.training.free import FreeLoop
+from bagua_bench.training.gradients import Gradients
+from bagua_bench.training.hooks import BackwardEnd
+from bagua_bench.training.schedule import Schedule
+from bagua_bench.training.trainer import Trainer
+from bagua_bench.training.uneven import join
+from bagua_bench.training.watch import Watch
+
+T = TypeVar("T")
+
+
+class Stepper(Trainer):
+    """Takes steps with an algorithm, its buckets and its schedule, which the subclass makes and may make anew.
+
+    Forward passes, gradients and ends of backward passes are announced by hooks.
+    """
+
+    algorithm: Algorithm
+    comm: CountedComm
+    buckets: list[Bucket]
+    steps: int
+    """Steps taken."""
+    grad_norm: Tensor | None = None
+    """Norm of the gradients of the last step before they were clipped; None where they are not."""
+
+    _schedule: Schedule
+    _gradients: Gradients
+    _watch: Watch
+
+    def __init__(self, find_unused: bool, max_norm: float | None, free: Callable[..., Any]) -> None:
+        self._find_unused, self._max_norm = find_unused, max_norm
+        self._backward = BackwardEnd(self._backward_ends)
+        self._make_free = free
+        self._free: FreeLoop | None = None
+        self._done_at: Any = None
+        self._accumulating = self._is_paused = self._stepping = False
+        self._in_forward = self._finished = self._synchronized = False
+        self._unused: list[Parameter] = []
+        self._versions: list[Any] = []
+
+    # -- the training step ------------------------------------------------------------------------------------
+
+    def step(self, closure: None = None) -> None:
+        """Finish the step after the backward pass: communication, optimizer, gradients cleared."""
+        if closure is not None:
+            raise ValueError("closure: Engine.step() takes none; call backward() before it")
+        self.synchronize()
+        self.optimize()
+        self.publish()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before, self._accumulating = self._accumulating, True
+        try:
+            yield
+        finally:
+            self._accumulating = before
+
+    def synchronize(self) -> None:
+        if self._synchronized:
+            return
+        if self._free is not None:
+            self._free.leave()
+            self._free.check()
+        if not self._in_forward:
+            self._watch.check()
+        if self._schedule.when is When.BACKWARD:
+            self._finish_gradients()
+        elif self._schedule.when is When.FORWARD:
+            self._finish_weights()
+        if self._schedule.when is not When.BACKWARD:
+            self._unscale_own()
+        self._synchronized = True
+
+    def optimize(self) -> None:
+        with self._free.mutate if self._free is not None else nullcontext():
+            self._limit_gradients()
+            self._stepping = True
+            try:
+                self._advance()
+            finally:
+                self._stepping = False
+            self._gradients.clear()
+            self._watch.check()
+
+    def publish(self) -> None:
+        if self._schedule.when is When.STEP:
+            self._schedule.launch_all()
+            self._schedule.land()
+        self._begin(self.steps + 1)
+
+    def give_up(self) -> None:
+        """Instead of a forward or backward pass that failed on this rank: add no gradient, then `step()` as all do.
+
+        The others wait for this rank in vain otherwise. Where gradients are averaged, this rank's count as zeros;
+        those of layers that were ready before the failure are under way already and count.
+        """
+        self._backward.forget()
+        if self._schedule.when is not When.BACKWARD:
+            self._gradients.clear()
+            return
+        for p in self._schedule.missing():
+            self._unused.append(p)
+            self._schedule.ready(self._gradients.zero(p), p)
+
+    def join(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield this rank's batches, one a step; then take part, with no gradient, in the steps of those with more.
+
+        Collective, with a tiny all-reduce a step; ranks may have different numbers of batches, and none may leave the
+        loop early. In averaging rounds, which wait for nobody, a rank just ends.
+        """
+        return join(self, batches, self._anyone)
+
+    # -- between steps ----------------------------------------------------------------------------------------
+
+    def _begin(self, steps: int) -> None:
+        """Be between steps, with `steps` taken."""
+        self.steps = steps
+        self._schedule.begin(steps + 1)
+        self._backward.forget()
+        self.gradients_done = None
+        self._unused = []
+        self._in_forward = self._finished = self._synchronized = False
+        self._run_free()
+
+    def _run_free(self) -> None:
+        """Have the averaging loop running where it should be; weights change in `step()` and before a forward only."""
+        if self._schedule.when is not When.FREE or self._is_paused:
+            return
+        if self._free is None:
+            device, schedule = self.buckets[0].weight.device, self._schedule
+            work = (schedule.snapshot, schedule.exchange, schedule.apply)
+            self._free = self._make_free(self.comm, device, self.algorithm.pause, *work)
+        self._free.start()
+        self._free.enter()
+
+    def _forward_begins(self) -> None:
+        if self._in_forward:
+            return
+        self._in_forward = True
+        self._watch.check()
+        if self._schedule.when is When.FORWARD:
+            self._launch_weights()
+        if self._free is not None:
+            self._free.enter()
+
+    # -- gradients and weights of a step ----------------------------------------------------------------------
+
+    def _gradient_ready(self, p: Tensor) -> None:
+        assert isinstance(p, Parameter)
+        index = self._gradients.bring_home(p)
+        if self._schedule.when is When.BACKWARD and not self._accumulating:
+            self._backward.expect()
+            self._schedule.ready(index, p)
+
+    def _backward_ends(self, nested: bool) -> None:
+        """All gradients are there: finish them. Where some are not, `step()` does, unless they may be left out."""
+        missing = self._schedule.missing()
+        if missing and (nested or not (self._find_unused or all(p.grad is not None for p in missing))):
+            return
+        self._backward_is_over()
+        self._finish_gradients()
+
+    def _backward_is_over(self) -> None:
+        """What follows in `backward()` is waiting for communication."""
+        self._done_at = stamp(self.buckets[0].weight.device, self._done_at)
+        self.gradients_done = self._done_at
+
+    def _finish_gradients(self) -> None:
+        if self._finished:
+            return
+        self._resolve_missing()
+        if self._schedule.consumes and self._max_norm is not None:
+            self.grad_norm = self._gradients.clip(self._max_norm)
+        self._schedule.land()
+        if self._find_unused:
+            self._forget_unused()
+        if self.scale is not None:  # an overflow on one rank is one on all
+            self._schedule.run(partial(self.comm.all_reduce, self.scale.overflow, Op.MAX))
+        self._versions = self._gradients.versions()
+        self._finished = True
+
+    def _resolve_missing(self) -> None:
+        """Let parameters without a gradient take part with zeros, or say which they are."""
+        missing = self._schedule.missing()
+        if not self._find_unused:
+            self._gradients.refuse(missing)
+        for p in missing:
+            if p.grad is None:
+                self._unused.append(p)
+                self._schedule.ready(self._gradients.zero(p), p)
+            else:
+                self._schedule.ready(self._gradients.bring_home(p), p)
+
+    def _forget_unused(self) -> None:
+        """Take the zero gradient back from parameters that no rank used: the optimizer skips them."""
+        used: list[bool] = []
+        self._schedule.run(lambda: used.extend(self._gradients.used_anywhere(self._unused, self.comm)))
+        for p, anywhere in zip(self._gradients.params, used, strict=True):
+            if not anywhere:
+                p.grad = None
+
+    def _limit_gradients(self) -> None:
+        """Clip what the optimizer will use; refuse changes of what has been used up."""
+        if self._schedule.consumes:
+            if self._versions != self._gradients.versions() or self._gradients.replaced():
+                raise RuntimeError(
+                    "gradients were changed after backward(), when the algorithm had used them already; to clip them "
+                    "pass max_grad_norm to Engine"
+                )
+        elif self._max_norm is not None:
+            self.grad_norm = self._gradients.clip(self._max_norm)
+
+    def _launch_weights(self) -> None:
+        self._versions = self._watch.versions()
+        self._schedule.launch_all()
+
+    def _finish_weights(self) -> None:
+        """Average weights whose averaging the forward pass has begun, or, where its hook was not called, begin now."""
+        if not self._schedule.launched:
+            self._launch_weights()
+        elif self._schedule.talks and self._versions != self._watch.versions():
+            raise RuntimeError(
+                "weights were changed between forward and step(), while they were being averaged: change them after "
+                "step(), and after loading others call engine.load_state_dict() or engine.restart()"
+            )
+        self._schedule.land()
+
+    def _unscale(self, gradients: Sequence[Tensor]) -> None:
+        if self.scale is not None:
+            self.scale.unscale(gradients)
+
+    def _anyone(self, own: bool) -> bool | None:
+        """Whether a rank says so; None in averaging rounds."""
+        if self._schedule.when is When.FREE:
+            return None
+        flag = torch.tensor([own], dtype=torch.uint8, device=self.buckets[0].weight.device)
+        self._schedule.run(partial(self.comm.all_reduce, flag, Op.MAX))
+        return bool(flag.item())

@@ -1,0 +1,201 @@
+"""Checkpoints: of one rank and of all, into other buckets, and those that do not fit."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.decentralized import Decentralized
+from algorithms.gradient_allreduce import GradientAllReduce
+from algorithms.low_precision_decentralized import LowPrecisionDecentralized
+from algorithms.qadam import QAdam
+from bagua_bench.comm import CountedComm
+from bagua_bench.training.engine import Engine
+from tests.habits import SYNCHRONOUS, Make, adam, alone, network, qadam, train, weights
+from tests.ranks import outcomes, run
+
+
+def engine_of(comm: CountedComm, make: Make, size: int = 10**6) -> Engine:
+    net = network()
+    return Engine(net, adam(net), make(), comm, bucket_size=size)
+
+
+def straight(comm: CountedComm, make: Make) -> Tensor:
+    with engine_of(comm, make) as engine:
+        return train(engine, comm, 10)
+
+
+def reloaded(comm: CountedComm, make: Make) -> Tensor:
+    """Its own live state is loaded into the engine that it is of."""
+    with engine_of(comm, make) as engine:
+        train(engine, comm, 5)
+        engine.load_state_dict(engine.state_dict())
+        return train(engine, comm, 5, first=5)
+
+
+@pytest.mark.parametrize("make", SYNCHRONOUS)
+def test_loading_one_s_own_state_changes_nothing(make: Make) -> None:
+    for got, wanted in zip(run("threads", 2, reloaded, make), run("threads", 2, straight, make), strict=True):
+        assert torch.equal(got, wanted)
+
+
+def copies(engine: Engine) -> list[Any]:
+    return copy.deepcopy([engine.model.state_dict(), engine.optimizer.state_dict(), engine.state_dict()])
+
+
+def rebucketed(comm: CountedComm, make: Make, sizes: tuple[int, int]) -> Tensor:
+    with engine_of(comm, make, sizes[0]) as engine:
+        train(engine, comm, 5)
+        saved = copies(engine)
+    with engine_of(comm, make, sizes[1]) as engine:
+        for part, state in zip((engine.model, engine.optimizer, engine), saved, strict=True):
+            part.load_state_dict(state)
+        assert engine.steps == 5
+        return train(engine, comm, 5, first=5)
+
+
+@pytest.mark.parametrize("make", [GradientAllReduce, Decentralized])
+def test_a_checkpoint_goes_into_other_buckets(make: Make) -> None:
+    expected = run("threads", 2, straight, make)
+    for got, wanted in zip(run("threads", 2, rebucketed, make, (0, 10**6)), expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("make", "keys"),
+    [(qadam, {"momentum", "variance", "sent_error"}), (LowPrecisionDecentralized, {"own", "left", "right"})],
+)
+def test_state_that_belongs_to_parameters_goes_into_other_buckets(make: Make, keys: set[str]) -> None:
+    for before, after in run("threads", 2, moved_state, make):
+        assert {key for state in before.values() for key in state} == keys
+        for name, state in before.items():
+            assert all(torch.equal(state[key], after[name][key]) for key in keys)
+
+
+def moved_state(comm: CountedComm, make: Make) -> tuple[dict[str, Any], dict[str, Any]]:
+    with engine_of(comm, make, 0) as engine:
+        train(engine, comm, 6)
+        saved = copies(engine)
+    with engine_of(comm, make) as engine:
+        for part, state in zip((engine.model, engine.optimizer, engine), saved, strict=True):
+            part.load_state_dict(state)
+        return saved[2]["parameters"], copy.deepcopy(engine.state_dict()["parameters"])
+
+
+# -- what does not fit ----------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    with engine_of(alone(), qadam) as engine:
+        train(engine, engine.comm, 5)
+        good, before = copy.deepcopy(engine.state_dict()), copies(engine)
+        for change, message in (
+            (lambda parameters: parameters.pop("0.weight"), r"0\.weight: only the engine has it"),
+            (lambda parameters: parameters.update(more={}), "more: only the checkpoint has it"),
+            (lambda parameters: parameters["2.bias"].pop("sent_error"), r"2\.bias: only the engine has sent_error"),
+            (
+                lambda parameters: parameters["2.bias"].update(own=torch.ones(1)),
+                r"2\.bias: only the checkpoint has own",
+            ),
+            (
+                lambda parameters: parameters["2.bias"].update(momentum=torch.ones(2)),
+                r"2\.bias: momentum has shape \(2,\)",
+            ),
+        ):
+            bad = copy.deepcopy(good)
+            change(bad["parameters"])  # type: ignore[no-untyped-call]
+            with pytest.raises(ValueError, match=message):
+                engine.load_state_dict(bad)
+            for now, then in zip(copies(engine), before, strict=True):
+                assert dumped(now) == dumped(then)
+
+
+def dumped(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def of_rank_0(comm: CountedComm, make: Make, saved: dict[str, Any]) -> int:
+    with engine_of(comm, make) as engine:
+        engine.load_state_dict(saved)
+        return engine.steps
+
+
+def saved_state(comm: CountedComm, make: Make) -> dict[str, Any]:
+    with engine_of(comm, make) as engine:
+        train(engine, comm, 5)
+        return copy.deepcopy(engine.state_dict())
+
+
+@pytest.mark.parametrize("make", [Decentralized, LowPrecisionDecentralized, qadam])
+def test_another_rank_s_state_is_refused_where_ranks_differ(make: Make) -> None:
+    saved = run("threads", 2, saved_state, make)[0]
+    own, other = outcomes("threads", 2, of_rank_0, make, saved)
+    assert own == 5
+    assert isinstance(other, ValueError)
+    assert "rank 0's of 2, this is rank 1 of 2" in str(other) and "engine.save(folder)" in str(other)
+
+
+def test_another_rank_s_state_fits_where_ranks_are_equal() -> None:
+    saved = run("threads", 2, saved_state, GradientAllReduce)[0]
+    assert run("threads", 2, of_rank_0, GradientAllReduce, saved) == [5, 5]
+
+
+# -- all ranks in one folder ----------------------------------------------------------------------------------
+
+
+def interrupted(comm: CountedComm, make: Make, folder: Path) -> tuple[Tensor, dict[str, Any]]:
+    with engine_of(comm, make) as engine:
+        train(engine, comm, 5)
+        engine.save(folder, extra={"epoch": 3, "rank": comm.rank, "tensor": torch.full((2,), comm.rank)})
+        train(engine, comm, 2, first=7)
+    with engine_of(comm, make) as engine:
+        extra = engine.load(folder)
+        return train(engine, comm, 5, first=5), extra
+
+
+@pytest.mark.parametrize("make", SYNCHRONOUS)
+def test_all_ranks_continue_from_one_folder(make: Make, tmp_path: Path) -> None:
+    expected = run("gloo", 2, straight, make)
+    for rank, (got, extra) in enumerate(run("gloo", 2, interrupted, make, tmp_path / "step5")):
+        assert torch.equal(got, expected[rank])
+        assert extra["epoch"] == 3 and extra["rank"] == rank and torch.equal(extra["tensor"], torch.full((2,), rank))
+
+
+def saves(comm: CountedComm, folder: Path) -> None:
+    with engine_of(comm, qadam) as engine:
+        train(engine, comm, 4)
+        engine.save(folder)
+
+
+def loads(comm: CountedComm, folder: Path, wide: bool) -> Tensor:
+    if wide:
+        net: Any = torch.nn.Linear(6, 2)
+        with Engine(net, adam(net), QAdam(warmup_steps=3), comm) as engine:
+            engine.load(folder)
+    with engine_of(comm, qadam) as engine:
+        before = train(engine, comm, 1).clone()
+        with pytest.raises(ValueError, match="checkpoint"):
+            engine.load(folder)
+        assert torch.equal(weights(engine.model), before), "a checkpoint that was refused has changed something"
+        return before
+
+
+def test_folders_that_do_not_fit(tmp_path: Path) -> None:
+    folder = tmp_path / "all"
+    run("gloo", 2, saves, folder)
+    with pytest.raises(ValueError, match="holds a checkpoint already"):
+        run("gloo", 2, saves, folder)
+    with pytest.raises(ValueError, match=r"0\.weight: only the checkpoint has it|weight: only the model has it"):
+        run("gloo", 2, loads, folder, True)
+    run("gloo", 1, loads, folder, False)  # of two ranks, there is one
+    run("gloo", 1, loads, tmp_path / "nothing", False)
+    with pytest.raises(ValueError, match=r"process group of torch\.distributed"):
+        run("threads", 2, saves, tmp_path / "threads")
