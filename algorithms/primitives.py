@@ -8,7 +8,7 @@ then the number of servers. Where there is only one server it runs between all r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,13 +24,25 @@ def participants(comm: Comm, hierarchical: bool, compress_single_rank: bool = Fa
     return comm.size if servers is None else comm.size // servers.size
 
 
-def error_memory(x: Tensor, comm: Comm, hierarchical: bool, compress_single_rank: bool = False) -> dict[str, Tensor]:
-    """Zeroed error-feedback memories for `c_lp_s` of x (N,): sent_error (N,) and reduced_error (N/n,), float32."""
+def error_memory(
+    x: Tensor, comm: Comm, *, hierarchical: bool, alone: bool = False, feedback: bool = True
+) -> dict[str, Tensor]:
+    """Zeroed error-feedback memories for `c_lp_s` of x (N,): sent_error (N,) and reduced_error (N/n,), float32.
+
+    alone: `compress_single_rank` there. Empty without `feedback`.
+    """
+    if not feedback:
+        return {}
     sent = torch.zeros_like(x, dtype=torch.float32)
     return {
         "sent_error": sent,
-        "reduced_error": torch.zeros_like(sent[: len(sent) // participants(comm, hierarchical, compress_single_rank)]),
+        "reduced_error": torch.zeros_like(sent[: len(sent) // participants(comm, hierarchical, alone)]),
     }
+
+
+def errors_of(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """What `error_memory` has put into a bucket's state, as `c_lp_s` takes it; None if nothing."""
+    return (state["sent_error"], state["reduced_error"]) if "sent_error" in state else None
 
 
 def c_fp_s(x: Tensor, comm: Comm, *, average: bool = True, hierarchical: bool = False) -> None:

@@ -10,16 +10,15 @@ from torch.optim import Optimizer
 
 from algorithms.base import Algorithm, Bucket, Comm
 from algorithms.codecs import CODECS
-from algorithms.primitives import c_fp_s, c_lp_s, error_memory
+from algorithms.primitives import c_fp_s, c_lp_s, error_memory, errors_of
 from algorithms.qadam_optimizer import QAdamOptimizer
 
 
 class QAdam(Algorithm):
     """For `warmup_steps` steps Adam on averaged gradients; then v is frozen and the momenta are averaged, compressed.
 
-    Takes over an Adam or AdamW with its groups, state and schedules, or stands in for another optimizer if `lr` is
-    given; the arguments lr, betas, eps and weight_decay that are given replace the optimizer's. A `QAdamOptimizer`
-    brings its own warm-up and stages. preset="released": rows 1-5 and 8 of spec 0.2, over all other arguments.
+    Takes over an Adam or AdamW, with its schedules, or stands in for another optimizer if `lr` is given; lr, betas, eps
+    and weight_decay replace the optimizer's. preset="released": rows 1-5 and 8 of spec 0.2, over all other arguments.
     """
 
     def __init__(
@@ -38,22 +37,18 @@ class QAdam(Algorithm):
         compress_single_rank: bool = False,
         preset: Literal["default", "released"] = "default",
     ) -> None:
-        released = preset == "released"
-        single = compress_single_rank or released
+        if preset == "released":
+            codec, error_feedback, compress_single_rank = "minmax_uint8", False, True
+            bias_correction, freeze_after, weight_decay_stage = "drift", "warmup_minus_one", "warmup"
         self.average = partial(
-            c_lp_s,
-            codec=CODECS["minmax_uint8" if released else codec](),
-            hierarchical=hierarchical,
-            compress_single_rank=single,
+            c_lp_s, codec=CODECS[codec](), hierarchical=hierarchical, compress_single_rank=compress_single_rank
         )
-        self.memory = partial(error_memory, hierarchical=hierarchical, compress_single_rank=single)
-        self.error_feedback = error_feedback and not released
-        stages = (
-            ("drift", "warmup_minus_one", "warmup") if released else (bias_correction, freeze_after, weight_decay_stage)
+        self.memory = partial(
+            error_memory, feedback=error_feedback, hierarchical=hierarchical, alone=compress_single_rank
         )
-        asked = {"lr": lr, "betas": betas and tuple(betas), "eps": eps, "weight_decay": weight_decay}
-        given = {key: value for key, value in asked.items() if value is not None}
-        self.take_over = partial(QAdamOptimizer.instead_of, warmup_steps=warmup_steps, stages=stages, given=given)
+        stages = (bias_correction, freeze_after, weight_decay_stage)
+        given = {"lr": lr, "betas": betas and tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        self.take_over = partial(QAdamOptimizer.instead_of, given=given, warmup_steps=warmup_steps, stages=stages)
 
     def optimizer(self, given: Optimizer) -> Optimizer:
         return given if isinstance(given, QAdamOptimizer) else self.take_over(given)
@@ -65,17 +60,13 @@ class QAdam(Algorithm):
         assert isinstance(optimizer, QAdamOptimizer)
         self.trained = optimizer
         for bucket in buckets:
-            optimizer.link(bucket)
-            if self.error_feedback:
-                bucket.state |= self.memory(bucket.weight, comm)
+            bucket.state |= optimizer.link(bucket) | self.memory(bucket.weight, comm)
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
-        if step <= self.trained.warmup_steps:
-            c_fp_s(bucket.grad, comm)
-            return
+        if not self.consumes_gradients(step):
+            return c_fp_s(bucket.grad, comm)
         momentum = self.trained.update_momentum(bucket)
-        errors = (bucket.state["sent_error"], bucket.state["reduced_error"]) if self.error_feedback else None
-        self.average(momentum, comm, errors=errors, elements=bucket.elements)
+        return self.average(momentum, comm, errors=errors_of(bucket.state), elements=bucket.elements)
 
     def finish(self, bucket: Bucket, step: int) -> None:
         self.trained.taken = step - 1

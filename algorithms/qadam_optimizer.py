@@ -52,15 +52,16 @@ class QAdamOptimizer(Adam):
 
     @classmethod
     def instead_of(
-        cls, optimizer: Optimizer, warmup_steps: int, stages: tuple[str, str, str], given: Mapping[str, Any]
+        cls, optimizer: Optimizer, given: Mapping[str, Any], warmup_steps: int, stages: tuple[str, str, str]
     ) -> QAdamOptimizer:
-        """Take an optimizer's place; `given` are the hyper-parameters that replace its own.
+        """Take an optimizer's place; those of the `given` hyper-parameters that are not None replace its own.
 
         An Adam or AdamW keeps groups and state, which are shared: schedules, `state_dict` and `load_state_dict` of it
         act on the new one. Of any other only the groups of parameters and a coupled weight decay mean the same here.
         ValueError for what has no meaning: options of Adam, a missing lr, a schedule that was made for another lr.
         """
         name = type(optimizer).__name__
+        given = {key: value for key, value in given.items() if value is not None}
         if type(optimizer) in (Adam, AdamW):
             own = cls(optimizer.param_groups, warmup_steps=warmup_steps, stages=stages)
             own._share(optimizer, given)
@@ -72,9 +73,10 @@ class QAdamOptimizer(Adam):
         if any("initial_lr" in group for group in optimizer.param_groups):
             raise ValueError(f"optimizer={name}: QAdam replaces it, and its schedule of lr; schedule an Adam or AdamW")
         if optimizer.defaults:
-            warnings.warn(f"QAdam trains with an Adam of its own instead of {name}, with {dict(given)}", stacklevel=2)
+            said = ", ".join(f"{key}={value}" for key, value in given.items())
+            warnings.warn(f"QAdam trains with an Adam of its own ({said}) instead of {name}", stacklevel=4)
         groups = [
-            {key: group[key] for key in ("params", "weight_decay") if key in group} | dict(given)
+            {key: group[key] for key in ("params", "weight_decay") if key in group} | given
             for group in optimizer.param_groups
         ]
         own = cls(groups, warmup_steps=warmup_steps, stages=stages)
@@ -97,8 +99,8 @@ class QAdamOptimizer(Adam):
         """Have the groups and the state that the replaced optimizer has, the very same objects."""
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
 
-    def link(self, bucket: Bucket) -> None:
-        """Keep both moments of the bucket's parameters in its state, flat, with the values that they have now.
+    def link(self, bucket: Bucket) -> dict[str, Tensor]:
+        """Put both moments of the bucket's parameters into its state, flat, with the values they have now; return it.
 
         The second moment is at least float32: squares of gradients vanish in float16.
         """
@@ -106,6 +108,7 @@ class QAdamOptimizer(Adam):
         bucket.state["momentum"] = torch.zeros_like(bucket.weight)
         bucket.state["variance"] = torch.zeros_like(bucket.weight, dtype=precise)
         self._adopt(bucket)
+        return bucket.state
 
     def _adopt(self, bucket: Bucket) -> None:
         """Have every parameter's moments be views of the bucket's state; other tensors in their place were loaded."""

@@ -32,6 +32,7 @@ def agree(lines: Sequence[str], comm: Comm, device: torch.device) -> None:
         if other != texts[0]:
             first, second = ([*t.splitlines(), "nothing"] for t in (texts[0], other))
             a, b = next(pair for pair in zip(first, second, strict=False) if pair[0] != pair[1])
+            comm.barrier()  # a rank that ends first would be another's reason
             raise ValueError(f"model: ranks differ: rank 0 has {a}, rank {rank} has {b}")
 
 

@@ -118,7 +118,7 @@ def test_what_has_no_meaning_is_refused() -> None:
 def test_what_is_replaced_is_said_and_its_schedule_is_no_silent_dud() -> None:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.02)
-    with pytest.warns(UserWarning, match=r"Adam of its own instead of SGD.*'lr': 0.05"):
+    with pytest.warns(UserWarning, match=r"Adam of its own \(lr=0.05\) instead of SGD"):
         engine = Engine(net, optimizer, QAdam(lr=0.05), alone())
     with engine:
         assert engine.optimizer.param_groups[0]["weight_decay"] == 0.02, "coupled, as in Adam"

@@ -126,6 +126,10 @@ def unlike(comm: CountedComm, how: str) -> None:
 def test_ranks_with_different_models_are_refused(how: str, message: str, kind: str) -> None:
     if kind == "gloo" and how not in ("shape", "more"):
         pytest.skip("the same code over threads")
-    for error in outcomes(kind, 2, unlike, how):
+    errors = outcomes(kind, 2, unlike, how)
+    if kind == "threads":  # the first that raises breaks the barrier of the others
+        errors = [error for error in errors if isinstance(error, ValueError)]
+        assert errors
+    for error in errors:
         assert isinstance(error, ValueError)
         assert re.search(message, str(error)), error
