@@ -40,12 +40,10 @@ class QAdam(Algorithm):
         if preset == "released":
             codec, error_feedback, compress_single_rank = "minmax_uint8", False, True
             bias_correction, freeze_after, weight_decay_stage = "drift", "warmup_minus_one", "warmup"
-        self.average = partial(
-            c_lp_s, codec=CODECS[codec](), hierarchical=hierarchical, compress_single_rank=compress_single_rank
-        )
-        self.memory = partial(
-            error_memory, feedback=error_feedback, hierarchical=hierarchical, alone=compress_single_rank
-        )
+        average = partial(c_lp_s, codec=CODECS[codec](), hierarchical=hierarchical)
+        self.average = partial(average, compress_single_rank=compress_single_rank)
+        memory = partial(error_memory, hierarchical=hierarchical, alone=compress_single_rank)
+        self.memory = partial(memory, feedback=error_feedback)
         stages = (bias_correction, freeze_after, weight_decay_stage)
         given = {"lr": lr, "betas": betas and tuple(betas), "eps": eps, "weight_decay": weight_decay}
         self.take_over = partial(QAdamOptimizer.instead_of, given=given, warmup_steps=warmup_steps, stages=stages)
@@ -65,8 +63,8 @@ class QAdam(Algorithm):
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
         if not self.consumes_gradients(step):
             return c_fp_s(bucket.grad, comm)
-        momentum = self.trained.update_momentum(bucket)
-        return self.average(momentum, comm, errors=errors_of(bucket.state), elements=bucket.elements)
+        m, errors = self.trained.update_momentum(bucket), errors_of(bucket.state)
+        return self.average(m, comm, errors=errors, elements=bucket.elements)
 
     def finish(self, bucket: Bucket, step: int) -> None:
         self.trained.taken = step - 1
