@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from bagua_bench.training.gradients import Gradients
 from bagua_bench.training.lanes import Lane
 from bagua_bench.training.layout import refuse_unfit
 from bagua_bench.training.schedule import Schedule
+from bagua_bench.training.several import Several
 from bagua_bench.training.stepper import Stepper
 from bagua_bench.training.streams import lane_for
 from bagua_bench.training.watch import Watch
@@ -40,6 +41,7 @@ class Engine(Stepper):
     use: the averaged gradient, or, where the algorithm communicates no gradients, this rank's own. A failed collective
     is raised, as `CommError`, by the `backward()` or `step()` that needs it.
 
+    optimizer: of the model's parameters; or several, whose steps are taken one after another.
     comm: who takes part; None: all ranks of torch.distributed's default group.
     bucket_size: bytes at which a bucket closes; 0 makes one bucket per tensor.
     overlap: run communication beside the backward (or forward) pass; off: after it.
@@ -56,7 +58,7 @@ class Engine(Stepper):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         algorithm: Algorithm,
         comm: CountedComm | None = None,
         *,
@@ -69,7 +71,9 @@ class Engine(Stepper):
         free: Callable[..., Any] = FreeLoop,
     ) -> None:
         super().__init__(find_unused_parameters, max_grad_norm, free)
-        hooks.refuse_closures(optimizer)
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        for each in optimizers:
+            hooks.refuse_closures(each)
         self.module = self.model = model
         self.algorithm = algorithm
         self.comm = TorchComm.default() if comm is None else comm
@@ -80,14 +84,14 @@ class Engine(Stepper):
         self._lane: Lane | None = None
         self._hooks: list[RemovableHandle] = []
         self._guards: list[RemovableHandle] = []
-        self.optimizer = algorithm.optimizer(optimizer)
+        self.optimizer = algorithm.optimizer(optimizers[0] if len(optimizers) == 1 else Several(optimizers))
         try:
             self._attach()
             self.restart()
         except BaseException:
             self.close(failed=True)
             raise
-        for each in {optimizer, self.optimizer}:
+        for each in {*optimizers, self.optimizer}:
             self._guards.append(hooks.forbid_steps(each, lambda: self._stepping or self._synchronized))
 
     # -- life cycle -------------------------------------------------------------------------------------------

@@ -118,6 +118,8 @@ class Stepper(Trainer):
         for p in self._schedule.missing():
             self._unused.append(p)
             self._schedule.ready(self._gradients.zero(p), p)
+        self._backward_is_over()
+        self._finish_gradients()
 
     def join(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield this rank's batches, one a step; then take part, with no gradient, in the steps of those with more.

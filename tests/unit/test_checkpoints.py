@@ -199,3 +199,35 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     run("gloo", 1, loads, tmp_path / "nothing", False)
     with pytest.raises(ValueError, match=r"process group of torch\.distributed"):
         run("threads", 2, saves, tmp_path / "threads")
+
+
+def with_two(comm: CountedComm, folder: Path | None) -> Tensor:
+    """Two optimizers of one model, one of them scheduled."""
+
+    def made() -> Engine:
+        net = network()
+        optimizers = [
+            torch.optim.SGD(net[0].parameters(), lr=0.1, momentum=0.9),
+            torch.optim.Adam(net[2].parameters(), lr=0.01),
+        ]
+        return Engine(net, optimizers, GradientAllReduce(), comm)
+
+    engine = made()
+    train(engine, comm, 5)
+    if folder is not None:
+        engine.save(folder)
+        engine.close()
+        engine = made()
+        engine.load(folder)
+    with engine:
+        return train(engine, comm, 5, first=5)
+
+
+def test_a_model_with_two_optimizers(tmp_path: Path) -> None:
+    expected = run("gloo", 2, with_two, None)
+    assert torch.equal(expected[0], expected[1])
+    for got in run("gloo", 2, with_two, tmp_path / "step5"):
+        assert torch.equal(got, expected[0])
+    net = network()
+    with pytest.raises(ValueError, match="Several: its lr means nothing to QAdam"):
+        Engine(net, [torch.optim.Adam(net[0].parameters()), torch.optim.Adam(net[2].parameters())], qadam(), alone())

@@ -1,0 +1,342 @@
+"""Models and habits drawn at random, and what one process computes for all ranks: the oracle of the engine.
+
+A `Case` says what is trained, by which algorithm, and what is done in each step. `engine_run` does it on one rank of a
+world; `oracle` does it for all ranks, one after another, with plain torch and the algorithm's formula.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import StepLR
+
+from algorithms.async_model_average import AsyncModelAverage
+from algorithms.base import Algorithm, Bucket, Comm, When
+from algorithms.decentralized import Decentralized
+from algorithms.gradient_allreduce import GradientAllReduce
+from algorithms.primitives import c_fp_s
+from algorithms.qadam import QAdam
+from algorithms.topology import shift_one
+from bagua_bench.comm import CountedComm
+from bagua_bench.training.engine import Engine
+
+WIDTH = 6
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happens in one step."""
+
+    micro: int = 1  # backward passes
+    call: str = "call"  # how the model is called: call, forward, eval
+    clip: bool = False  # clip_grad_norm_ between backward and step
+    skip: bool = False  # zero_grad between backward and step
+    evaluate: bool = False
+    replace: bool = False  # p.data of every parameter, before the step
+    reload: bool = False  # the engine's own state, before the step
+    copy: bool = False  # train a copy of the model
+    thaw: bool = False
+    gives_up: int | None = None  # this rank
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained."""
+
+    algorithm: str
+    ranks: int
+    layers: tuple[str, ...]
+    optimizer: str
+    groups: bool
+    schedule: bool
+    max_norm: float | None
+    bucket_size: int
+    overlap: bool
+    steps: tuple[Step, ...]
+
+    @property
+    def find_unused(self) -> bool:
+        return bool({"unused", "sometimes"} & set(self.layers))
+
+
+class PeriodicAverage(Algorithm):
+    """The mean of all weights after every second optimizer step."""
+
+    when, gradients, consensus = When.STEP, False, 0.75
+
+    def communicates(self, step: int) -> bool:
+        return step % 2 == 0
+
+    def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
+        c_fp_s(bucket.weight, comm)
+
+
+ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
+    "all-reduce": GradientAllReduce,
+    "qadam's warm-up": lambda: QAdam(warmup_steps=100),
+    "async's warm-up": lambda: AsyncModelAverage(warmup_steps=100),
+    "pairs": Decentralized,
+    "pairs, every other step": lambda: Decentralized(interval=2),
+    "everybody": lambda: Decentralized(peers="all"),
+    "periodic average": PeriodicAverage,
+}
+AVERAGE_GRADIENTS = ("all-reduce", "qadam's warm-up", "async's warm-up")
+
+
+class Drawn(nn.Module):
+    """Layers from WIDTH to WIDTH features, each of some kind; every kind has its own trap."""
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        super().__init__()
+        self.kinds = list(kinds)
+        self.scale = nn.Parameter(torch.ones(()))  # without dimensions, on the root
+        self.parts = nn.ModuleList(_part(kind) for kind in kinds)
+        linear = [part for kind, part in zip(kinds, self.parts, strict=True) if kind in ("linear", "frozen", "twice")]
+        for kind, part in zip(kinds, self.parts, strict=True):
+            if kind == "tied" and linear:
+                part.weight = linear[0].weight
+        generator = torch.Generator().manual_seed(0)
+        for p in self.parameters():
+            if p.dim():
+                p.data.copy_(torch.randn(p.shape, generator=generator) / WIDTH**0.5)
+        for kind, part in zip(kinds, self.parts, strict=True):
+            part.requires_grad_(kind != "frozen")
+
+    def forward(self, x: Tensor, use: bool) -> Tensor:
+        for kind, part in zip(self.kinds, self.parts, strict=True):
+            if kind == "unused" or (kind == "sometimes" and not use):
+                continue
+            out = part(x.double()).float() if kind == "double" else part(x)
+            x = torch.tanh(part(out) if kind == "twice" else out) + x
+        return x.sum(1) * self.scale
+
+
+class Sliced(nn.Module):
+    """Its weight is some columns of another tensor; it has an empty parameter, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WIDTH, 2 * WIDTH)[:, ::2])
+        self.nothing = nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.nothing.sum()
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(x.view(-1, 2, 3, 1))
+        return out.reshape(x.shape)
+
+
+def _part(kind: str) -> nn.Module:
+    if kind == "norm":
+        return nn.BatchNorm1d(WIDTH)
+    special: dict[str, type[nn.Module]] = {"sliced": Sliced, "convolution": Convolution}
+    if kind in special:
+        return special[kind]()
+    return nn.Linear(WIDTH, WIDTH, dtype=torch.float64 if kind == "double" else torch.float32)
+
+
+def optimizer_of(case: Case, model: nn.Module) -> torch.optim.Optimizer:
+    params = list(model.parameters())
+    groups: Any = [{"params": params[:1], "weight_decay": 0.1}, {"params": params[1:]}] if case.groups else params
+    if case.algorithm == "qadam's warm-up":
+        return torch.optim.Adam(groups, lr=0.01, weight_decay=0.1, foreach=False)
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.05, foreach=False),
+        "momentum": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, nesterov=True, foreach=False),
+        "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False),
+        "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, foreach=False),
+    }
+    return kinds[case.optimizer](groups)
+
+
+def batch(rank: int, step: int, micro: int) -> Tensor:
+    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(10_000 * rank + 10 * step + micro)) + rank
+
+
+def passes(model: nn.Module, case: Case, rank: int, number: int, no_sync: Callable[[], Any] = nullcontext) -> None:
+    """The forward and backward passes of one step."""
+    step = case.steps[number]
+    model.train(step.call != "eval")
+    for micro in range(step.micro):
+        with no_sync() if micro + 1 < step.micro else nullcontext():
+            call = model.forward if step.call == "forward" else model
+            out = call(batch(rank, number, micro), (rank + number + micro) % 2 == 0)
+            (out - 1).square().mean().backward()
+    model.train()
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def engine_run(comm: CountedComm, case: Case) -> list[dict[str, Tensor]]:
+    """The model after every step, on this rank."""
+    model = Drawn(case.layers)
+    optimizer = optimizer_of(case, model)
+    algorithm = ALGORITHMS[case.algorithm]()
+    schedule = StepLR(optimizer, 2, 0.5) if case.schedule else None
+    options = {"bucket_size": case.bucket_size, "overlap": case.overlap, "max_grad_norm": case.max_norm}
+    seen = []
+    with Engine(model, optimizer, algorithm, comm, find_unused_parameters=case.find_unused, **options) as engine:  # type: ignore[arg-type]
+        for number, step in enumerate(case.steps):
+            _between(engine, model, step)
+            if step.gives_up == comm.rank:
+                engine.give_up()
+            else:
+                passes(model, case, comm.rank, number, engine.no_sync)
+            if step.clip:
+                clip_grad_norm_(model.parameters(), 0.1)
+            if step.skip:
+                model.zero_grad()
+            engine.step()
+            if schedule is not None:
+                schedule.step()
+            seen.append(values(model))
+    return seen
+
+
+def _between(engine: Engine, model: nn.Module, step: Step) -> None:
+    """What is done between two steps, and should change nothing."""
+    if step.thaw:
+        model.requires_grad_(True)
+        engine.rebuild()
+    if step.replace:
+        for p in model.parameters():
+            p.data = p.data.clone(memory_format=torch.preserve_format)
+    if step.reload:
+        engine.load_state_dict(engine.state_dict())
+    if step.copy:
+        copy.deepcopy(model)(batch(0, 0, 0), True).sum().backward()
+    if step.evaluate:
+        with engine.paused(), torch.no_grad():
+            model.eval()(batch(0, 0, 0), True)
+        model.train()
+
+
+def oracle(case: Case) -> list[list[dict[str, Tensor]]]:
+    """The same for all ranks: [rank][step]."""
+    models = [_dense(Drawn(case.layers)) for _ in range(case.ranks)]
+    optimizers = [optimizer_of(case, model) for model in models]
+    schedules = [StepLR(o, 2, 0.5) for o in optimizers if case.schedule]
+    seen: list[list[dict[str, Tensor]]] = [[] for _ in models]
+    for number, step in enumerate(case.steps):
+        if step.thaw:
+            for model in models:
+                model.requires_grad_(True)
+        before = [[b.clone() for b in _buffers(model)] for model in models]
+        for rank, model in enumerate(models):
+            if step.gives_up != rank:
+                passes(model, case, rank, number)
+        averaged = _averaged_weights(case, number, models)
+        _mix_gradients(case, models)
+        _mix_buffers(case, number, models, before)
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            if averaged is not None:
+                with torch.no_grad():
+                    for p, mean in zip(_trained(model), averaged[rank], strict=True):
+                        p.copy_(mean)
+            if step.clip:
+                clip_grad_norm_(model.parameters(), 0.1)
+            if step.skip:
+                model.zero_grad()
+            if case.max_norm is not None:
+                clip_grad_norm_(model.parameters(), case.max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        if case.algorithm == "periodic average" and number % 2:
+            _average([_trained(model) for model in models])
+            _move_buffers(models, [[b.clone() for b in _buffers(model)] for model in models])
+        for schedule in schedules:
+            schedule.step()
+        for rank, model in enumerate(models):
+            seen[rank].append(values(model))
+    return seen
+
+
+def _dense(model: Drawn) -> Drawn:
+    """Products with slices are rounded in other places."""
+    for part in model.parts:
+        if isinstance(part, Sliced):
+            part.weight.data = part.weight.data.contiguous()
+    return model
+
+
+def _trained(model: nn.Module) -> list[Tensor]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _buffers(model: nn.Module) -> list[Tensor]:
+    return [b for b in model.buffers() if b.is_floating_point()]
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    return reduce(torch.add, tensors) / len(tensors)
+
+
+@torch.no_grad()
+def _average(everyone: Sequence[Sequence[Tensor]]) -> None:
+    for same in zip(*everyone, strict=True):
+        mean = _mean(same)
+        for tensor in same:
+            tensor.copy_(mean)
+
+
+@torch.no_grad()
+def _averaged_weights(case: Case, number: int, models: Sequence[nn.Module]) -> list[list[Tensor]] | None:
+    """Of every rank, where weights are averaged beside the passes."""
+    exchange = number // 2 if case.algorithm == "pairs, every other step" else number
+    weights = [_trained(model) for model in models]
+    if case.algorithm == "everybody":
+        return [[_mean(same) for same in zip(*weights, strict=True)] for _ in models]
+    if case.algorithm == "pairs" or (case.algorithm == "pairs, every other step" and number % 2 == 0):
+        peers = [shift_one(exchange, rank, case.ranks)[0] for rank in range(case.ranks)]
+        return [[(a + b) / 2 for a, b in zip(weights[r], weights[p], strict=True)] for r, p in enumerate(peers)]
+    return None
+
+
+@torch.no_grad()
+def _mix_gradients(case: Case, models: Sequence[nn.Module]) -> None:
+    if case.algorithm not in AVERAGE_GRADIENTS:
+        return
+    for same in zip(*(_trained(model) for model in models), strict=True):
+        if all(p.grad is None for p in same) and case.find_unused:
+            continue
+        mean = _mean([torch.zeros_like(p) if p.grad is None else p.grad for p in same])
+        for p in same:
+            p.grad = mean.clone()
+
+
+@torch.no_grad()
+def _mix_buffers(case: Case, number: int, models: Sequence[nn.Module], before: list[list[Tensor]]) -> None:
+    """Rank 0's where replicas are equal; else the mean, as a change of what they were when it began."""
+    if case.algorithm in ("all-reduce", "qadam's warm-up"):
+        for model in models[1:]:
+            for own, first in zip(model.buffers(), models[0].buffers(), strict=True):
+                own.copy_(first)
+        return
+    announced = case.algorithm != "async's warm-up" and case.steps[number].call == "call"  # by the forward hook
+    begun = before if announced else [[b.clone() for b in _buffers(model)] for model in models]
+    if case.algorithm != "periodic average" and not (case.algorithm.endswith("other step") and number % 2):
+        _move_buffers(models, begun)
+
+
+def _move_buffers(models: Sequence[nn.Module], begun: Sequence[Sequence[Tensor]]) -> None:
+    means = [_mean(same) for same in zip(*begun, strict=True)]
+    for model, own in zip(models, begun, strict=True):
+        for b, mean, old in zip(_buffers(model), means, own, strict=True):
+            b.add_(mean - old)
