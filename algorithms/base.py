@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+
+Own = TypeVar("Own", bound="Algorithm")
 
 
 class Op(Enum):
@@ -124,8 +126,21 @@ class Algorithm(ABC):
     """Whether all parameters (of one dtype) belong in a single bucket, whatever the bucket size."""
     consensus: ClassVar[float] = 0.0
     """Largest allowed distance of a replica from the mean of all, relative to a replica's mean norm; 0: bit-equal."""
+    _given: tuple[tuple[Any, ...], dict[str, Any]]
     pause: float = 0.0
     """Seconds between two rounds of an algorithm that runs FREE."""
+
+    def __new__(cls: type[Own], *args: Any, **kwargs: Any) -> Own:
+        """Note the arguments, by which ranks compare their algorithms."""
+        made = super().__new__(cls)
+        made._given = (args, kwargs)
+        return made
+
+    def described(self) -> str:
+        """Class and arguments as text; of arguments that are objects the class."""
+        args, kwargs = self._given
+        named = [_plain(value) for value in args] + [f"{key}={_plain(value)}" for key, value in kwargs.items()]
+        return f"{type(self).__name__}({', '.join(named)})"
 
     def optimizer(self, given: Optimizer) -> Optimizer:
         """Return the optimizer to train with: the one `given`, unless the algorithm needs another."""
@@ -146,6 +161,12 @@ class Algorithm(ABC):
     def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
         """Create the per-bucket state. Weights are equal on all ranks. Called again to start over."""
 
+    def stop(self, optimizer: Optimizer) -> None:
+        """The engine has ended. An optimizer that replaced the user's leaves nothing behind on it (`release`)."""
+        release = getattr(optimizer, "release", None)
+        if release is not None:
+            release()
+
     def prepare(self, bucket: Bucket, step: int) -> None:
         """Take from the weights what `communicate` needs, just before it and while nobody writes them.
 
@@ -158,3 +179,7 @@ class Algorithm(ABC):
 
     def finish(self, bucket: Bucket, step: int) -> None:
         """Publish the result of `communicate` on the training thread, while nobody reads the weights."""
+
+
+def _plain(value: object) -> str:
+    return repr(value) if isinstance(value, bool | int | float | str | list | tuple | None) else type(value).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 from torch.optim import Optimizer
 
@@ -55,10 +55,10 @@ class QAdam(Algorithm):
         return step > self.trained.warmup_steps
 
     def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
-        assert isinstance(optimizer, QAdamOptimizer)
-        self.trained = optimizer
+        self.trained = cast(QAdamOptimizer, optimizer)
         for bucket in buckets:
-            bucket.state |= optimizer.link(bucket) | self.memory(bucket.weight, comm)
+            self.trained.link(bucket)
+            bucket.state = self.memory(bucket.weight, comm)
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
         if not self.consumes_gradients(step):

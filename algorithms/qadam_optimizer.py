@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
+from torch.optim.optimizer import StateDict
+from torch.utils.hooks import RemovableHandle
 
 from algorithms.base import Bucket
 
@@ -49,6 +51,9 @@ class QAdamOptimizer(Adam):
         """Steps taken, which is what tells the stage; the algorithm sets it, so that both are in the same one."""
         self.replaced: Optimizer | None = None
         self._lrs: list[Any] = []  # of the replaced one, where they are not shared
+        self._handles: list[RemovableHandle] = []
+        self.flat: dict[str, tuple[Tensor, Tensor]] = {}
+        """Both moments of a bucket, by its name."""
 
     @classmethod
     def instead_of(
@@ -81,6 +86,11 @@ class QAdamOptimizer(Adam):
         ]
         own = cls(groups, warmup_steps=warmup_steps, stages=stages)
         own.replaced, own._lrs = optimizer, [group.get("lr") for group in optimizer.param_groups]
+        if optimizer.defaults:
+            own._handles += [
+                optimizer.register_state_dict_pre_hook(_refuse_state),
+                optimizer.register_load_state_dict_pre_hook(_refuse_state),
+            ]
         return own
 
     def _share(self, optimizer: Optimizer, given: Mapping[str, Any]) -> None:
@@ -93,47 +103,67 @@ class QAdamOptimizer(Adam):
             group.update(given)
         self.replaced = optimizer
         self._follow(optimizer)
-        optimizer.register_load_state_dict_post_hook(self._follow)
+        self._handles.append(optimizer.register_load_state_dict_post_hook(self._follow))
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Through the optimizer whose state it is, if that is another's."""
+        if self.replaced is None or self._lrs:
+            super().load_state_dict(state_dict)
+        else:
+            self.replaced.load_state_dict(state_dict)
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Have the groups and the state that the replaced optimizer has, the very same objects."""
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
 
-    def link(self, bucket: Bucket) -> dict[str, Tensor]:
-        """Put both moments of the bucket's parameters into its state, flat, with the values they have now; return it.
+    def release(self) -> None:
+        """Leave nothing behind on the optimizer that was replaced."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def link(self, bucket: Bucket) -> None:
+        """Keep both moments of the bucket's parameters flat, with the values that they have now.
 
         The second moment is at least float32: squares of gradients vanish in float16.
         """
         precise = torch.promote_types(bucket.weight.dtype, torch.float32)
-        bucket.state["momentum"] = torch.zeros_like(bucket.weight)
-        bucket.state["variance"] = torch.zeros_like(bucket.weight, dtype=precise)
+        self.flat[bucket.name] = torch.zeros_like(bucket.weight), torch.zeros_like(bucket.weight, dtype=precise)
         self._adopt(bucket)
-        return bucket.state
 
     def _adopt(self, bucket: Bucket) -> None:
-        """Have every parameter's moments be views of the bucket's state; other tensors in their place were loaded."""
-        group_of = {p: group for group in self.param_groups for p in group["params"]}
-        views = zip(bucket.views(bucket.state["momentum"]), bucket.views(bucket.state["variance"]), strict=True)
+        """Have every parameter's moments be views of the flat ones; other tensors in their place were loaded."""
+        groups = self._groups()
+        views = zip(*(bucket.views(flat) for flat in self.flat[bucket.name]), strict=True)
         for p, (m, v) in zip(bucket.params, views, strict=True):
+            if p not in groups:
+                continue
             old = self.state[p]
             if not old:
-                on_device = group_of[p].get("fused") or group_of[p].get("capturable")
-                old = {"step": torch.zeros((), device=p.device if on_device else "cpu"), "exp_avg": m, "exp_avg_sq": v}
-            if old["exp_avg"].data_ptr() != m.data_ptr() or old["exp_avg"].shape != m.shape or not self.state[p]:
+                on_device = groups[p].get("fused") or groups[p].get("capturable")
+                step = torch.zeros((), device=p.device if on_device else "cpu")
+                self.state[p] = {"step": step, "exp_avg": m, "exp_avg_sq": v}
+            elif old["exp_avg"].data_ptr() != m.data_ptr() or old["exp_avg"].shape != m.shape:
                 self.state[p] = old | {"exp_avg": m.copy_(old["exp_avg"]), "exp_avg_sq": v.copy_(old["exp_avg_sq"])}
+
+    def _groups(self) -> dict[Tensor, dict[str, Any]]:
+        return {p: group for group in self.param_groups for p in group["params"]}
 
     @torch.no_grad()
     def update_momentum(self, bucket: Bucket) -> Tensor:
         """m <- beta1 m + (1 - beta1) g with the betas and weight decay of each parameter's group; the flat m (N,)."""
         self._adopt(bucket)
-        group_of = {p: group for group in self.param_groups for p in group["params"]}
+        groups = self._groups()
         for p in bucket.params:
-            group, g = group_of[p], p.grad
-            assert g is not None
+            if p not in groups:
+                continue
+            group, g = groups[p], p.grad
+            if g is None:
+                raise RuntimeError(f"the gradient of a parameter of shape {tuple(p.shape)} is gone before its use")
             if group["weight_decay"] and self.decays_always and not group["decoupled_weight_decay"]:
                 g = g.add(p, alpha=group["weight_decay"])
             self.state[p]["exp_avg"].lerp_(g, 1 - group["betas"][0])
-        return bucket.state["momentum"]
+        return self.flat[bucket.name][0]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -176,3 +206,8 @@ class QAdamOptimizer(Adam):
         if group["weight_decay"] and self.decays_always and group["decoupled_weight_decay"]:
             p.mul_(1 - lr * group["weight_decay"])
         p.addcdiv_(state["exp_avg"], denominator, value=-lr / (1 - beta1**t))
+
+
+def _refuse_state(optimizer: Optimizer, *_: object) -> None:
+    name = type(optimizer).__name__
+    raise RuntimeError(f"optimizer={name}: QAdam replaces it, so it has no state; save and load engine.optimizer")

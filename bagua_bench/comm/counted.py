@@ -67,6 +67,9 @@ class CountedComm(ABC):
         self._sent += traffic.exchange(x.nbytes, len(peers))
         return self._exchange(x, peers) if peers else []
 
+    def close(self) -> None:
+        """Give back what the communicator holds; no other rank needs it any more."""
+
     @abstractmethod
     def barrier(self) -> None: ...
 

@@ -63,20 +63,26 @@ class TorchComm(CountedComm):
         return everyone
 
     @classmethod
-    def default(cls, timeout: float = 300.0) -> TorchComm:
-        """Own groups over all ranks of the job, with its backend and torchrun's layout; collective.
+    def default(cls) -> TorchComm:
+        """Own groups over all ranks of the job, with its backend, time-out and torchrun's layout; collective.
 
         RuntimeError if torch.distributed is not initialised.
         """
         if not dist.is_initialized():
             raise RuntimeError("torch.distributed is not initialised: call torch.distributed.init_process_group first")
-        return cls.create(dist.get_backend(), timeout, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        return cls.create(dist.get_backend(), _timeout(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def streams(self) -> dict[str, list[dict[str, float]]] | None:
         """What the transport counted per stream to each rank so far; None if it does not count."""
         if not hasattr(self.group, "report"):
             return None
         return {str(peer): self.group.report(peer) for peer in range(self.size) if peer != self.rank}
+
+    def close(self) -> None:
+        for comm in (self.intra, self.inter, self):
+            if isinstance(comm, TorchComm):
+                dist.destroy_process_group(comm.group)
+                del comm.group  # its threads and sockets end with the last reference
 
     def barrier(self) -> None:
         with _errors("barrier"):
@@ -130,6 +136,14 @@ class TorchComm(CountedComm):
         calls += [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer, x, _ in pairs]
         for work in dist.batch_isend_irecv(calls):
             work.wait()
+
+
+def _timeout() -> float:
+    """Of the job's default group, seconds."""
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    options = getattr(dist.distributed_c10d._get_default_group()._get_backend(device), "options", None)
+    found: timedelta = getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout)
+    return found.total_seconds()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from bagua_bench.emulate.layers import Layers
+from bagua_bench.training.hooks import GradientHooks
 
 
 class Pace(Protocol):
@@ -76,18 +76,19 @@ class _Step:
         self.params = list(params)
         self.pace = model.pace
         self._homes: list[Tensor | None] = [None] * len(self.params)
+        self._index = {p: index for index, p in enumerate(self.params)}
 
     def remember_gradients(self) -> None:
-        """Have the home of every gradient noted when the first backward pass has put it there."""
-        for index, p in enumerate(self.params):
-            p.register_post_accumulate_grad_hook(partial(self._note, index))
+        """Have the home of every gradient noted when the first backward pass, and the trainer, have put it there."""
+        self._hooks = GradientHooks(self.params, self._note)
 
     def gradients(self) -> list[Tensor]:
         """Tensors that autograd takes over without a copy."""
         known = zip(self._homes, self.params, strict=True)
         return [_blank(p) if home is None else home.detach() for home, p in known]
 
-    def _note(self, index: int, p: Tensor) -> None:
+    def _note(self, p: Parameter) -> None:
+        index = self._index[p]
         if self._homes[index] is None and p.grad is not None and not p.is_meta:
             self._homes[index] = p.grad.detach()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from bagua_bench.training.engine import Engine
 
 _METADATA = ".metadata"  # of torch.distributed.checkpoint; it is written last
-_TENSOR = "bagua_bench.tensor"  # key of what stands for a tensor in the structure that is saved beside the tensors
 
 
 def save(engine: Engine, folder: Path, extra: Mapping[str, Any] | None) -> None:
@@ -29,10 +29,11 @@ def save(engine: Engine, folder: Path, extra: Mapping[str, Any] | None) -> None:
         "engine": engine.state_dict(),
         "extra": dict(extra or {}),
     }
-    tensors: list[Tensor] = []
-    structure, name = _take_out(own, tensors), _rank(engine.comm.rank)
+    name, tensors = _rank(engine.comm.rank), list[Tensor]()
+    file = io.BytesIO()
+    _Pickler(file, tensors).dump(own)
     parts = {f"{name}.{i}": tensor for i, tensor in enumerate(tensors)}
-    write({name: pickle.dumps(structure), **parts}, checkpoint_id=folder, process_group=_group(engine))
+    write({name: file.getvalue(), **parts}, checkpoint_id=folder, process_group=_group(engine))
 
 
 def load(engine: Engine, folder: Path) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def load(engine: Engine, folder: Path) -> dict[str, Any]:
         if key.startswith(f"{name}."):
             own[key] = torch.empty(stored.size, dtype=stored.properties.dtype)  # type: ignore[union-attr]
     read(own, checkpoint_id=folder, process_group=_group(engine))
-    saved = _put_back(pickle.loads(own[name]), own, name)
+    saved = _Unpickler(io.BytesIO(own[name]), name, own).load()
     _refuse_other_model(engine, saved["model"])
     engine.refuse_other_state(saved["engine"])
     engine.optimizer.load_state_dict(saved["optimizer"])
@@ -60,6 +61,29 @@ def load(engine: Engine, folder: Path) -> dict[str, Any]:
     engine.load_state_dict(saved["engine"])
     extra: dict[str, Any] = saved["extra"]
     return extra
+
+
+class _Pickler(pickle.Pickler):
+    """Puts tensors into a list, and their numbers in their place."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not isinstance(value, Tensor):
+            return None
+        self._tensors.append(value.detach())
+        return len(self._tensors) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, name: str, parts: Mapping[str, Any]) -> None:
+        super().__init__(file)
+        self._name, self._parts = name, parts
+
+    def persistent_load(self, number: int) -> Any:
+        return self._parts[f"{self._name}.{number}"]
 
 
 def _rank(rank: int) -> str:
@@ -79,28 +103,5 @@ def _refuse_other_model(engine: Engine, saved: Mapping[str, Any]) -> None:
         if name not in saved or name not in own:
             raise ValueError(f"checkpoint: {name}: only the {'checkpoint' if name in saved else 'model'} has it")
         if isinstance(own[name], Tensor) and own[name].shape != saved[name].shape:
-            raise ValueError(
-                f"checkpoint: {name}: shape {tuple(saved[name].shape)}, the model's is {tuple(own[name].shape)}"
-            )
-
-
-def _take_out(value: Any, tensors: list[Tensor]) -> Any:
-    """`value` with its tensors replaced by their numbers in `tensors`."""
-    if isinstance(value, Tensor):
-        tensors.append(value.detach())
-        return {_TENSOR: len(tensors) - 1}
-    if isinstance(value, Mapping):
-        return {key: _take_out(item, tensors) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)([_take_out(item, tensors) for item in value])
-    return value
-
-
-def _put_back(value: Any, parts: Mapping[str, Any], name: str) -> Any:
-    if isinstance(value, dict):
-        if _TENSOR in value:
-            return parts[f"{name}.{value[_TENSOR]}"]
-        return {key: _put_back(item, parts, name) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)([_put_back(item, parts, name) for item in value])
-    return value
+            shapes = tuple(saved[name].shape), tuple(own[name].shape)
+            raise ValueError(f"checkpoint: {name}: shape {shapes[0]}, the model's is {shapes[1]}")

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from algorithms.base import Algorithm
+from algorithms.base import Algorithm, When
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.training import checkpoint, hooks, state
@@ -23,12 +23,12 @@ from bagua_bench.training.buffers import Buffers
 from bagua_bench.training.free import FreeLoop
 from bagua_bench.training.gradients import Gradients
 from bagua_bench.training.lanes import Lane
-from bagua_bench.training.layout import refuse_unfit
+from bagua_bench.training.layout import is_dense, refuse_unfit
 from bagua_bench.training.schedule import Schedule
 from bagua_bench.training.several import Several
 from bagua_bench.training.stepper import Stepper
 from bagua_bench.training.streams import lane_for
-from bagua_bench.training.watch import Watch
+from bagua_bench.training.watch import Watch, release, take
 
 MIB = 2**20
 
@@ -71,23 +71,24 @@ class Engine(Stepper):
         free: Callable[..., Any] = FreeLoop,
     ) -> None:
         super().__init__(find_unused_parameters, max_grad_norm, free)
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        for each in optimizers:
-            hooks.refuse_closures(each)
+        optimizers = hooks.check_optimizers(optimizer)
+        if not isinstance(algorithm, Algorithm):
+            raise ValueError(f"algorithm={algorithm}: expected an algorithm, such as GradientAllReduce()")
         self.module = self.model = model
         self.algorithm = algorithm
         self.comm = TorchComm.default() if comm is None else comm
         self.consensus = algorithm.consensus
+        self._owns_comm = comm is None
         self._bucket_size = 2**63 if algorithm.one_bucket else bucket_size
-        self._overlap, self._broadcasts, self._clips = overlap, broadcast_buffers, max_grad_norm is not None
+        self._overlap, self._broadcasts = overlap, broadcast_buffers
         self._make_lane = lane
         self._lane: Lane | None = None
-        self._hooks: list[RemovableHandle] = []
+        self._forward_hook: RemovableHandle | None = None
         self._guards: list[RemovableHandle] = []
         self.optimizer = algorithm.optimizer(optimizers[0] if len(optimizers) == 1 else Several(optimizers))
         try:
             self._attach()
-            self.restart()
+            self._start()
         except BaseException:
             self.close(failed=True)
             raise
@@ -98,7 +99,10 @@ class Engine(Stepper):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
+        self._refuse_closed()
         if self._free is not None:
+            if self._in_forward and not self._synchronized:
+                raise RuntimeError("paused(): between a training forward and step(), where averages cannot be applied")
             self._free.stop()
         before, self._is_paused = self._is_paused, True
         try:
@@ -108,24 +112,26 @@ class Engine(Stepper):
         self._run_free()
 
     def restart(self) -> None:
-        self._schedule.drain()
-        for bucket in self.buckets:
-            bucket.state.clear()
-        self.algorithm.start(self.buckets, self.comm, self.optimizer)
-        self._begin(0)
+        """Forget all steps taken, and begin anew from rank 0's weights and buffers; collective."""
+        with self.paused():
+            self._schedule.drain()
+            self._watch.bring_home()
+            self._broadcast_everything()
+            self._start()
 
     def rebuild(self) -> None:
         """Make the buckets anew, of the parameters that the model has now; collective, between two steps.
 
         For parameters that thawed, froze, or changed type or memory format. The algorithm's state is kept where it
-        belongs to parameters. RuntimeError within a step.
+        belongs to parameters. Those that thaw or freeze become rank 0's.
         """
-        if self._schedule.launched or self._in_forward:
-            raise RuntimeError("engine.rebuild(): not between forward and step()")
+        self._refuse_closed()
+        self._schedule.drain()
+        self._in_forward = False
         with self.paused():
-            saved, known = state.collect(self.buckets, self._names), set(self._names)
+            saved, trained = state.collect(self.buckets, self._names), set(self._gradients.params)
             self._detach()
-            self._attach(known)
+            self._attach(trained)
             self.algorithm.start(self.buckets, self.comm, self.optimizer)
             state.restore(self.buckets, self._names, saved)
             self._free = None
@@ -133,18 +139,28 @@ class Engine(Stepper):
 
     def state_dict(self) -> dict[str, Any]:
         """Steps taken and the algorithm's state on this rank, live; save it beside the model's and the optimizer's."""
-        own = {"steps": self.steps, "rank": self.comm.rank, "ranks": self.comm.size}
+        own = {"steps": self.steps, "rank": self.comm.rank, "ranks": self.comm.size, "weights": self._fingerprint()}
         return {**own, **state.collect(self.buckets, self._names)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from this rank's `state_dict()`, after model and optimizer were loaded.
+        """Continue from this rank's `state_dict()`, after model and optimizer were loaded; collective with averaging
+        rounds.
 
-        ValueError, with nothing changed, if it belongs to another rank, another number of ranks or another algorithm.
+        ValueError, with nothing changed, if it belongs to another rank, another number of ranks, another algorithm, or
+        to other weights of this rank.
         """
         self.refuse_other_state(saved)
-        self.restart()
-        state.restore(self.buckets, self._names, saved)
-        self._begin(saved["steps"])
+        if saved["weights"] != self._fingerprint():
+            raise ValueError(
+                "checkpoint: this rank's weights are not those it was saved with; load the model after Engine is made, "
+                "which gives all ranks rank 0's weights"
+            )
+        with self.paused():
+            self._schedule.drain()
+            self._watch.bring_home()
+            self._start()
+            state.restore(self.buckets, self._names, saved)
+            self._begin(saved["steps"])
 
     def refuse_other_state(self, saved: Mapping[str, Any]) -> None:
         """ValueError, one line, if `load_state_dict` cannot take this."""
@@ -171,6 +187,7 @@ class Engine(Stepper):
         return self.comm.sent
 
     def close(self, failed: bool = False) -> None:
+        self._is_closed = True
         self._detach()
         for guard in self._guards:
             guard.remove()
@@ -178,23 +195,27 @@ class Engine(Stepper):
             self._lane.close()
         if self._free is not None:
             self._free.abandon() if failed else self._free.stop()
+        self.algorithm.stop(self.optimizer)
+        if self._owns_comm and not failed:
+            self.comm.close()
 
     # -- buckets and hooks ------------------------------------------------------------------------------------
 
-    def _attach(self, known: Collection[Parameter] = ()) -> None:
-        """Put the parameters into buckets; those that are not `known`, and at the start buffers, become rank 0's."""
+    def _attach(self, trained: Collection[Parameter] = ()) -> None:
+        """Put the parameters into buckets. All become rank 0's, or those that were not, or will not be, `trained`."""
         model = self.model
         refuse_unfit(model, self.optimizer)
-        options = (type(self.algorithm).__name__, f"bucket_size={self._bucket_size}", f"buffers={self._broadcasts}")
-        device = next(p.device for p in model.parameters() if p.requires_grad)
-        agree(description(model, *options), self.comm, torch.device("cpu") if device.type == "meta" else device)
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        device = next(iter(named.values())).device
+        where = torch.device("cpu") if device.type == "meta" else device
+        agree(description(model, self.algorithm.described(), *self._options()), self.comm, where)
+        take(named, self)
         self.buckets = make_buckets(model.parameters(), self._bucket_size, self.comm.size, self.algorithm.gradients)
-        if known:
-            self._broadcast(p.detach() for p in model.parameters() if p not in known)
-        else:
-            frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
-            self._broadcast([*(bucket.weight for bucket in self.buckets), *frozen, *model.buffers()])
         self._names = {p: name for name, p in model.named_parameters()}
+        if trained:
+            self._broadcast(p.detach() for p in self._names if (p in trained) != p.requires_grad)
+        else:
+            self._broadcast_everything()
         self._watch = Watch(model, self.buckets)
         self._gradients = Gradients(self.buckets, self._names, self.algorithm.gradients)
         if self._lane is None:
@@ -206,20 +227,48 @@ class Engine(Stepper):
             self.buckets,
             Buffers(model, average=self.consensus > 0) if self._broadcasts else None,
             overlap=self._overlap,
-            clips=self._clips,
+            clips=self._max_norm is not None,
             unscale=self._unscale,
         )
-        self._hooks = hooks.on_gradients(self._gradients.params, self._gradient_ready)
-        self._hooks.append(model.register_forward_pre_hook(hooks.ForwardHook(self._forward_begins)))
+        self._hook_gradients()
+        self._forward_hook = model.register_forward_pre_hook(hooks.ForwardHook(self._forward_begins))
+
+    def _options(self) -> list[str]:
+        """What else all ranks must have alike."""
+        return [
+            f"bucket_size={self._bucket_size}",
+            f"find_unused_parameters={self._find_unused}",
+            f"broadcast_buffers={self._broadcasts}",
+            f"max_grad_norm={self._max_norm}",
+        ]
 
     def _detach(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._gradient_hooks.remove()
+        if self._forward_hook is not None:
+            self._forward_hook.remove()
+        release(self)
+
+    def _start(self) -> None:
+        """Be before the first step; weights are equal on all ranks."""
+        for bucket in self.buckets:
+            bucket.state.clear()
+        self.algorithm.start(self.buckets, self.comm, self.optimizer)
+        self._begin(0)
+
+    def _fingerprint(self) -> list[float] | None:
+        """Of this rank's weights, where they are its own and stand still."""
+        if self.consensus == 0 or self._schedule.when is When.FREE:
+            return None
+        return [float(p.detach().sum(dtype=torch.float64)) for p in self._names if p.requires_grad]
+
+    def _broadcast_everything(self) -> None:
+        frozen = [p.detach() for p in self.model.parameters() if not p.requires_grad]
+        self._broadcast([*(bucket.weight for bucket in self.buckets), *frozen, *self.model.buffers()])
 
     def _broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Give every rank rank 0's."""
+        """Give every rank rank 0's, as bytes: not every backend moves every type."""
         for tensor in tensors:
-            data = tensor.contiguous()
-            self.comm.broadcast(data, 0)
-            tensor.copy_(data)
+            if tensor.numel() and tensor.layout is torch.strided and is_dense(tensor):
+                data = tensor.contiguous()
+                self.comm.broadcast(data.view(-1).view(torch.uint8), 0)
+                tensor.copy_(data)

@@ -28,14 +28,15 @@ class Gradients:
         return list(self._home)
 
     def bring_home(self, p: Parameter) -> int:
-        """Have the gradient of p, if it has one, in its bucket; the bucket's number."""
+        """Have the gradient of p in its bucket; the bucket's number. RuntimeError, naming it, where it cannot be."""
         index, view = self._home[p]
-        if p.grad is not None:
-            if p.grad.is_sparse:
-                raise ValueError(f"{self._names[p]}: sparse gradients are not supported")
-            if view is not None and p.grad.data_ptr() != view.data_ptr():
-                view.copy_(p.grad.detach())
-                p.grad = view
+        if p.grad is None:
+            raise RuntimeError(f"{self._names[p]}: its gradient is gone already; an optimizer in the backward pass?")
+        if p.grad.is_sparse:
+            raise ValueError(f"{self._names[p]}: sparse gradients are not supported")
+        if view is not None and p.grad.data_ptr() != view.data_ptr():
+            view.copy_(p.grad.detach())
+            p.grad = view
         return index
 
     def zero(self, p: Parameter) -> int:

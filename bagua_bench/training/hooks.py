@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd import Variable
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -58,18 +59,40 @@ class BackwardEnd:
         self._ends(torch._C._current_autograd_node() is not None)
 
 
-def on_gradients(params: list[Parameter], ready: Callable[[Tensor], None]) -> list[RemovableHandle]:
-    """Call `ready(p)` whenever a backward pass has accumulated into p.grad."""
-    return [p.register_post_accumulate_grad_hook(ready) for p in params]
+class GradientHooks:
+    """Calls `ready(p)` whenever a backward pass has accumulated into p.grad, behind all other hooks of p.
+
+    Hooks on the parameter itself run in the order of registration: one that a user adds later would change gradients
+    that are being sent. Those of the autograd node that accumulates come after them.
+    """
+
+    def __init__(self, params: Iterable[Parameter], ready: Callable[[Parameter], None]) -> None:
+        with torch.enable_grad():
+            self._nodes: list[Any] = [p.view_as(p).grad_fn.next_functions[0][0] for p in params]  # type: ignore[union-attr]
+        self._handles = [
+            node.register_hook(partial(_ready, ready, p)) for node, p in zip(self._nodes, params, strict=True)
+        ]
+
+    def remove(self) -> None:
+        """Call it no more."""
+        for handle in self._handles:
+            handle.remove()
 
 
-def refuse_closures(optimizer: Optimizer) -> None:
-    """ValueError for an optimizer that evaluates the model within its step."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ValueError(
-            f"optimizer={type(optimizer).__name__}: it needs a closure, which Engine.step() cannot give it"
-        )
+def _ready(ready: Callable[[Parameter], None], p: Parameter, *_: object) -> None:
+    ready(p)
+
+
+def check_optimizers(given: object) -> list[Optimizer]:
+    """One or several optimizers as a list. ValueError for what is none, or evaluates the model within its step."""
+    optimizers = [given] if isinstance(given, Optimizer) else list(given) if isinstance(given, list | tuple) else []
+    if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
+        raise ValueError(f"optimizer: a {type(given).__name__}; expected a torch.optim.Optimizer, or a list of them")
+    for each in optimizers:
+        closure = inspect.signature(type(each).step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ValueError(f"optimizer={type(each).__name__}: it needs a closure, which Engine.step() cannot give it")
+    return optimizers
 
 
 def forbid_steps(optimizer: Optimizer, allowed: Callable[[], bool]) -> RemovableHandle:
@@ -77,8 +100,6 @@ def forbid_steps(optimizer: Optimizer, allowed: Callable[[], bool]) -> Removable
 
     def check(*_: object) -> None:
         if not allowed():
-            raise RuntimeError(
-                "call engine.step() instead of optimizer.step(): it communicates and steps the optimizer"
-            )
+            raise RuntimeError("call engine.step() instead of optimizer.step(): it communicates, too")
 
     return optimizer.register_step_pre_hook(check)

@@ -36,6 +36,8 @@ class ThreadLane:
         self.thread.start()
 
     def submit(self, work: Callable[[], None]) -> None:
+        if self._closed:
+            raise RuntimeError("the lane is closed")
         with self._idle:
             self._pending += 1
         self._queue.put(work)

@@ -19,6 +19,12 @@ def refuse_unfit(model: nn.Module, optimizer: Optimizer) -> None:
         raise ValueError(message)
 
 
+def refuse_strangers(model: nn.Module, optimizer: Optimizer) -> None:
+    """ValueError for an optimizer that trains what is not in the model."""
+    for message in _strangers(dict(model.named_parameters()), optimizer):
+        raise ValueError(message)
+
+
 def is_dense(x: Tensor) -> bool:
     """Whether the elements of x lie side by side, in whatever order of dimensions, each for itself."""
     expected = 1

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 Member = TypeVar("Member", bound=Hashable)
 
-_TWICE = (
+TWICE = (
     "a gradient was produced twice in one step: wrap all but the last backward() of a step in engine.no_sync(); "
     "a backward() that only passes through this model, as a GAN's generator's does through the discriminator, in its "
     "engine.no_sync() too, cleared by zero_grad(); after a backward() that failed call engine.give_up()"
@@ -33,7 +33,7 @@ class InOrder(Generic[Member]):
     def ready(self, bucket: int, member: Member) -> None:
         """Mark a member ready. RuntimeError if it was ready already."""
         if member not in self._missing[bucket]:
-            raise RuntimeError(_TWICE)
+            raise RuntimeError(TWICE)
         self._missing[bucket].remove(member)
         while self._front < len(self._missing) and not self._missing[self._front]:
             self._front += 1

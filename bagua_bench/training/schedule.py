@@ -86,6 +86,11 @@ class Schedule:
         self._lane.submit(work)
         self._lane.wait()
 
+    def look(self) -> None:
+        """The model may have other buffers."""
+        if self._buffers is not None:
+            self._buffers.look()
+
     def drain(self) -> None:
         """Wait for what was launched and forget it."""
         if self.launched:

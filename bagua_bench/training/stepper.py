@@ -16,7 +16,8 @@ from bagua_bench.comm import CountedComm
 from bagua_bench.training.clock import stamp
 from bagua_bench.training.free import FreeLoop
 from bagua_bench.training.gradients import Gradients
-from bagua_bench.training.hooks import BackwardEnd
+from bagua_bench.training.hooks import BackwardEnd, GradientHooks
+from bagua_bench.training.order import TWICE
 from bagua_bench.training.schedule import Schedule
 from bagua_bench.training.trainer import Trainer
 from bagua_bench.training.uneven import join
@@ -26,10 +27,7 @@ T = TypeVar("T")
 
 
 class Stepper(Trainer):
-    """Takes steps with an algorithm, its buckets and its schedule, which the subclass makes and may make anew.
-
-    Forward passes, gradients and ends of backward passes are announced by hooks.
-    """
+    """Takes steps with an algorithm, its buckets and its schedule, which the subclass makes and may make anew."""
 
     algorithm: Algorithm
     comm: CountedComm
@@ -46,11 +44,12 @@ class Stepper(Trainer):
     def __init__(self, find_unused: bool, max_norm: float | None, free: Callable[..., Any]) -> None:
         self._find_unused, self._max_norm = find_unused, max_norm
         self._backward = BackwardEnd(self._backward_ends)
+        self._gradient_hooks = GradientHooks([], self._gradient_ready)
         self._make_free = free
         self._free: FreeLoop | None = None
         self._done_at: Any = None
-        self._accumulating = self._is_paused = self._stepping = False
-        self._in_forward = self._finished = self._synchronized = False
+        self._accumulating = self._is_paused = self._stepping = self._is_closed = False
+        self._in_forward = self._finished = self._synchronized = self._unscaled = self._nested = False
         self._unused: list[Parameter] = []
         self._versions: list[Any] = []
 
@@ -73,31 +72,34 @@ class Stepper(Trainer):
             self._accumulating = before
 
     def synchronize(self) -> None:
+        self._refuse_closed()
         if self._synchronized:
             return
         if self._free is not None:
             self._free.leave()
             self._free.check()
-        if not self._in_forward:
-            self._watch.check()
         if self._schedule.when is When.BACKWARD:
             self._finish_gradients()
         elif self._schedule.when is When.FORWARD:
             self._finish_weights()
         if self._schedule.when is not When.BACKWARD:
-            self._unscale_own()
+            self._unscale_once()
         self._synchronized = True
 
     def optimize(self) -> None:
         with self._free.mutate if self._free is not None else nullcontext():
             self._limit_gradients()
+            self._watch.check_optimizer(self.optimizer)
             self._stepping = True
             try:
                 self._advance()
             finally:
                 self._stepping = False
             self._gradients.clear()
-            self._watch.check()
+            before = self._watch.changes
+            self._watch.bring_home()
+            if self._watch.changes != before:
+                self._schedule.look()
 
     def publish(self) -> None:
         if self._schedule.when is When.STEP:
@@ -109,8 +111,10 @@ class Stepper(Trainer):
         """Instead of a forward or backward pass that failed on this rank: add no gradient, then `step()` as all do.
 
         The others wait for this rank in vain otherwise. Where gradients are averaged, this rank's count as zeros;
-        those of layers that were ready before the failure are under way already and count.
+        those of layers that were ready before the failure are under way already and count. What others do to gradients
+        after `backward()`, such as clipping them by hand, is to be done here as well.
         """
+        self._refuse_closed()
         self._backward.forget()
         if self._schedule.when is not When.BACKWARD:
             self._gradients.clear()
@@ -121,13 +125,18 @@ class Stepper(Trainer):
         self._backward_is_over()
         self._finish_gradients()
 
-    def join(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield this rank's batches, one a step; then take part, with no gradient, in the steps of those with more.
+    def join(self, batches: Iterable[T]) -> Iterator[T | None]:
+        """Yield this rank's batches, one a step; then None, for which to `give_up()`, while others have more.
 
-        Collective, with a tiny all-reduce a step; ranks may have different numbers of batches, and none may leave the
-        loop early. In averaging rounds, which wait for nobody, a rank just ends.
+        Collective, with a tiny all-reduce a step; ranks may have different numbers of batches, and all leave the loop
+        at the same step. In averaging rounds, which wait for nobody, a rank just ends.
         """
         return join(self, batches, self._anyone)
+
+    def _hook_gradients(self) -> None:
+        """Hear of gradients, also where new data has given a parameter a new node of autograd."""
+        self._gradient_hooks.remove()
+        self._gradient_hooks = GradientHooks(self._gradients.params, self._gradient_ready)
 
     # -- between steps ----------------------------------------------------------------------------------------
 
@@ -138,7 +147,7 @@ class Stepper(Trainer):
         self._backward.forget()
         self.gradients_done = None
         self._unused = []
-        self._in_forward = self._finished = self._synchronized = False
+        self._in_forward = self._finished = self._synchronized = self._unscaled = self._nested = False
         self._run_free()
 
     def _run_free(self) -> None:
@@ -156,23 +165,40 @@ class Stepper(Trainer):
         if self._in_forward:
             return
         self._in_forward = True
-        self._watch.check()
-        if self._schedule.when is When.FORWARD:
+        replaced = self._watch.check()  # perhaps for this pass only: what is in the buckets may be wanted again
+        if replaced:
+            self._hook_gradients()
+        elif self._schedule.when is When.FORWARD:
             self._launch_weights()
         if self._free is not None:
             self._free.enter()
 
     # -- gradients and weights of a step ----------------------------------------------------------------------
 
-    def _gradient_ready(self, p: Tensor) -> None:
-        assert isinstance(p, Parameter)
+    def _gradient_ready(self, p: Parameter) -> None:
+        if self._accumulating:
+            return
         index = self._gradients.bring_home(p)
-        if self._schedule.when is When.BACKWARD and not self._accumulating:
+        if self._schedule.when is When.BACKWARD:
+            if torch.is_grad_enabled():
+                raise RuntimeError(
+                    "backward(create_graph=True): the graph is lost when gradients are communicated; call it in "
+                    "engine.no_sync(), or use torch.autograd.grad"
+                )
             self._backward.expect()
             self._schedule.ready(index, p)
+        elif self.scale is not None:
+            if self._unscaled:
+                raise RuntimeError(TWICE)
+            self._backward.expect()
 
     def _backward_ends(self, nested: bool) -> None:
         """All gradients are there: finish them. Where some are not, `step()` does, unless they may be left out."""
+        self._nested |= nested
+        if self._schedule.when is not When.BACKWARD:
+            if not nested:
+                self._unscale_once()
+            return
         missing = self._schedule.missing()
         if missing and (nested or not (self._find_unused or all(p.grad is not None for p in missing))):
             return
@@ -205,6 +231,11 @@ class Stepper(Trainer):
             self._gradients.refuse(missing)
         for p in missing:
             if p.grad is None:
+                if self._nested:
+                    raise RuntimeError(
+                        "find_unused_parameters does not go with reentrant checkpointing, which hides the end of the "
+                        "backward pass; pass use_reentrant=False to torch.utils.checkpoint"
+                    )
                 self._unused.append(p)
                 self._schedule.ready(self._gradients.zero(p), p)
             else:
@@ -236,6 +267,7 @@ class Stepper(Trainer):
     def _finish_weights(self) -> None:
         """Average weights whose averaging the forward pass has begun, or, where its hook was not called, begin now."""
         if not self._schedule.launched:
+            self._watch.bring_home()
             self._launch_weights()
         elif self._schedule.talks and self._versions != self._watch.versions():
             raise RuntimeError(
@@ -243,6 +275,15 @@ class Stepper(Trainer):
                 "step(), and after loading others call engine.load_state_dict() or engine.restart()"
             )
         self._schedule.land()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the engine is closed: make another one to go on training")
+
+    def _unscale_once(self) -> None:
+        if not self._unscaled:
+            self._unscale_own()
+        self._unscaled = True
 
     def _unscale(self, gradients: Sequence[Tensor]) -> None:
         if self.scale is not None:

@@ -13,21 +13,23 @@ class Steps(Protocol):
 
     steps: int
 
-    def give_up(self) -> None: ...
-    def step(self) -> None: ...
 
+def join(engine: Steps, batches: Iterable[T], anyone: Callable[[bool], bool | None]) -> Iterator[T | None]:
+    """Yield own batches, one a step; then None, as long as somebody has one.
 
-def join(engine: Steps, batches: Iterable[T], more: Callable[[bool], bool | None]) -> Iterator[T]:
-    """Yield own batches, one a step; then take part in the others' steps, as long as somebody has one.
-
-    more(own): whether some rank has a batch, collective; None: nobody waits for anybody.
+    anyone(own): whether some rank has a batch, collective; None: nobody waits for anybody.
     """
     for batch in batches:
-        more(True)
+        anyone(True)
         before = engine.steps
         yield batch
-        if engine.steps != before + 1:
-            raise RuntimeError(f"join: {engine.steps - before} steps were taken for a batch; call step() once for each")
-    while more(False):
-        engine.give_up()
-        engine.step()
+        _expect_step(engine.steps - before)
+    while anyone(False):
+        before = engine.steps
+        yield None
+        _expect_step(engine.steps - before)
+
+
+def _expect_step(taken: int) -> None:
+    if taken != 1:
+        raise RuntimeError(f"join: {taken} steps were taken for a batch; call step() once for each")

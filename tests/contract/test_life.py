@@ -94,7 +94,7 @@ def test_continuing_from_a_checkpoint_on_processes(name: str) -> None:
 
 
 def hooks(model: nn.Module) -> int:
-    """Hooks on the model and on its parameters, of every kind that torch keeps."""
+    """Hooks on the model and on its parameters, of every kind that torch shows."""
     kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
     on_modules = sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
     return on_modules + sum(len(p._post_accumulate_grad_hooks or {}) for p in model.parameters())  # type: ignore[attr-defined]

@@ -72,7 +72,7 @@ def momenta(comm: CountedComm, limit: float | None) -> list[float]:
         for k in range(6):
             loss(net, data(comm.rank, k)).backward()
             engine.step()
-            seen.append(float(engine.buckets[0].state["momentum"].norm()))
+            seen.append(float(engine.optimizer.flat["0"][0].norm()))
     return seen
 
 
