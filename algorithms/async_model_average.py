@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from algorithms.base import Algorithm, Bucket, Comm, When
+from algorithms.base import Above, Algorithm, Bucket, Comm, Least, When
 from algorithms.primitives import c_fp_s
 
 
@@ -21,9 +22,9 @@ class AsyncModelAverage(Algorithm):
     one_bucket = True
     consensus = 1.0  # a short run may end before its first round
 
-    def __init__(self, interval_ms: float = 500.0, warmup_steps: int = 0) -> None:
-        if interval_ms <= 0:
-            raise ValueError(f"interval_ms={interval_ms}: must be positive")
+    def __init__(
+        self, interval_ms: Annotated[float, Above(0)] = 500.0, warmup_steps: Annotated[int, Least(0)] = 0
+    ) -> None:
         self.pause = interval_ms / 1e3
         self.warmup_steps = warmup_steps
         self.gradients = warmup_steps > 0

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 Own = TypeVar("Own", bound="Algorithm")
+
+
+@dataclass(frozen=True)
+class Least:
+    """`Annotated[int, Least(1)]`: the least value that a constructor's argument may have."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Above:
+    """`Annotated[float, Above(0)]`: what a constructor's argument must be greater than."""
+
+    value: float
 
 
 class Op(Enum):
@@ -131,9 +146,16 @@ class Algorithm(ABC):
     """Seconds between two rounds of an algorithm that runs FREE."""
 
     def __new__(cls: type[Own], *args: Any, **kwargs: Any) -> Own:
-        """Note the arguments, by which ranks compare their algorithms."""
+        """Note the arguments, by which ranks compare their algorithms. ValueError for one that is out of its bounds."""
         made = super().__new__(cls)
         made._given = (args, kwargs)
+        hints = get_type_hints(cls.__init__, include_extras=True)
+        for name, value in inspect.signature(cls.__init__).bind(made, *args, **kwargs).arguments.items():
+            for bound in getattr(hints.get(name), "__metadata__", ()):
+                if isinstance(bound, Least) and value < bound.value:
+                    raise ValueError(f"{name}={value}: must be at least {bound.value}")
+                if isinstance(bound, Above) and value <= bound.value:
+                    raise ValueError(f"{name}={value}: must be above {bound.value}")
         return made
 
     def described(self) -> str:

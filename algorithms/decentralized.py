@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from algorithms.base import Algorithm, Bucket, Comm, When
+from algorithms.base import Algorithm, Bucket, Comm, Least, When
 from algorithms.primitives import c_fp_s, d_fp_s, participants
 from algorithms.topology import check_even, shift_one
 
@@ -30,12 +30,10 @@ class Decentralized(Algorithm):
     def __init__(
         self,
         peers: Literal["shift_one", "all"] = "shift_one",
-        interval: int = 1,
+        interval: Annotated[int, Least(1)] = 1,
         hierarchical: bool = True,
         preset: Literal["default", "released"] = "default",
     ) -> None:
-        if interval < 1:
-            raise ValueError(f"interval={interval}: must be at least 1")
         self.peers = "all" if preset == "released" else peers
         self.interval = interval
         self.hierarchical = hierarchical

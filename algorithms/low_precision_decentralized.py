@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch.optim import Optimizer
 
-from algorithms.base import Algorithm, Bucket, Comm, When
+from algorithms.base import Algorithm, Bucket, Comm, Least, When
 from algorithms.codecs import MinMaxUInt8
 from algorithms.primitives import d_lp_s
 
@@ -26,13 +26,11 @@ class LowPrecisionDecentralized(Algorithm):
 
     def __init__(
         self,
-        interval: int = 1,
+        interval: Annotated[int, Least(1)] = 1,
         hierarchical: bool = True,
         compress_single_rank: bool = False,
         preset: Literal["default", "released"] = "default",
     ) -> None:
-        if interval < 1:
-            raise ValueError(f"interval={interval}: must be at least 1")
         self.interval = interval
         self.hierarchical = hierarchical
         self.compress_single_rank = compress_single_rank or preset == "released"

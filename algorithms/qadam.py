@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 from torch.optim import Optimizer
 
-from algorithms.base import Algorithm, Bucket, Comm
+from algorithms.base import Algorithm, Bucket, Comm, Least
 from algorithms.codecs import CODECS
 from algorithms.primitives import c_fp_s, c_lp_s, error_memory, errors_of
 from algorithms.qadam_optimizer import QAdamOptimizer
@@ -24,7 +24,7 @@ class QAdam(Algorithm):
     def __init__(
         self,
         lr: float | None = None,
-        warmup_steps: int = 100,
+        warmup_steps: Annotated[int, Least(1)] = 100,
         weight_decay: float | None = None,
         betas: tuple[float, float] | None = None,
         eps: float | None = None,

@@ -14,13 +14,13 @@ from hydra import initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from bagua_bench import config
+from bagua_bench import config, facts
 from bagua_bench.campaign import compose_cell
 from bagua_bench.config import CONF, ConfigError
 from bagua_bench.explain import explain
 from bagua_bench.simulate import advice, advise
 from bagua_bench.simulate.cluster import cluster_of
-from bagua_bench.validate import SCHEDULES, validate
+from bagua_bench.validate import validate
 
 _STEPS = ("mode=simulate", "run.steps=2", "run.untimed=1")
 _OWN = {
@@ -91,8 +91,8 @@ def _cells(arguments: list[str]) -> Iterator[dict[str, Any]]:
     """Every algorithm that can be run with these arguments, in the variants worth comparing."""
     for algo in advise.available("algo"):
         first = compose_cell([*arguments, f"algo={algo}"])
-        if first["algo"]["_target_"] in SCHEDULES:
-            continue
+        if "measure" not in facts.algorithm(first).modes:
+            continue  # nothing that one could choose
         for variant in advise.variants(first):
             cell = compose_cell([*arguments, f"algo={algo}", *variant])
             try:

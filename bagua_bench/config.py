@@ -13,7 +13,7 @@ from typing import Any, Optional
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from bagua_bench import conf_folder, owner, units
+from bagua_bench import conf_folder, facts, owner, units
 from bagua_bench.network import settings
 
 CONF = conf_folder.FOLDER
@@ -189,6 +189,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("by_scale", _by_scale, replace=True)
     OmegaConf.register_new_resolver("default_transport", _default_transport, replace=True)
     OmegaConf.register_new_resolver("scratch", _scratch, replace=True)
+    facts.register_resolvers()
 
 
 _scratch_folder = cache(owner.folder)
@@ -243,6 +244,7 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:
             cell["compute"]["memory_bandwidth"] = units.parse("compute.memory_bandwidth", asked, units.BYTES)
         settings.to_plain(cell["network"], cell["cluster"])
         cell["run"] = _plain_run(plain["run"], cell["transport"]["backend"])
+        facts.algorithm(cell), facts.task(cell)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return cell

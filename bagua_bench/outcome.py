@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from bagua_bench import units
+from bagua_bench import facts, units
 from bagua_bench.display import CONSOLE
 from bagua_bench.emulate.scale import scale_model, shrink_of
 from bagua_bench.network.shape import LINK_KEYS
@@ -76,12 +76,12 @@ def _learning(result: dict[str, Any]) -> str:
 
 def _warm_up(config: dict[str, Any]) -> str:
     """How many timed steps say nothing of what the algorithm does later; empty if none."""
-    algo, run = config["algo"], config["run"]
-    early = min(max(algo.get("warmup_steps", 0) - run["untimed"], 0), run["steps"])
+    declared, run = facts.algorithm(config), config["run"]
+    early = min(max(declared.warm_up - run["untimed"], 0), run["steps"])
     if not early:
         return ""
-    keys = f"algo.warmup_steps={algo['warmup_steps']}, run.untimed={run['untimed']}"
-    return f"{early} of {run['steps']} steps are {algo['name']}'s warm-up, uncompressed all-reduce ({keys})"
+    keys = f"its first {declared.warm_up}; run.untimed={run['untimed']}"
+    return f"{early} of {run['steps']} steps are {declared.title}'s warm-up, uncompressed all-reduce ({keys})"
 
 
 def _network(record: Record) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean, mean
 from typing import Any
 
-from bagua_bench import provenance, stats
-from bagua_bench.cell import cell_id, world_size
+from bagua_bench import facts, provenance, stats
+from bagua_bench.cell import cell_id, flatten, world_size
 from bagua_bench.training.phases import PHASES
 
 SCHEMA = 1
@@ -115,6 +115,8 @@ def read(paths: Iterable[Path]) -> list[Record]:
                 continue
             if record.get("schema") != SCHEMA:
                 raise ValueError(f"{path}:{number}: schema {record.get('schema')}, this version reads {SCHEMA}")
+            if "about" not in record.get("config", {}).get("algo", {"about": None}):
+                record["config"] = facts.declared(record["config"])
             found.append(record)
     return found
 
@@ -141,8 +143,5 @@ def _facts(record: Record, axes: set[str]) -> dict[str, str]:
         "packages": json.dumps(record["machine"]["packages"]),
         "mode": record["config"]["mode"],
     }
-    for group, values in record["config"].items():
-        if isinstance(values, dict) and group not in axes:
-            facts |= {f"{group}.{k}": json.dumps(v) for k, v in values.items() if f"{group}.{k}" not in axes}
-    facts.pop("run.results", None)
-    return facts
+    config = {key: value for key, value in flatten(record["config"]).items() if key.partition(".")[0] not in axes}
+    return facts | {key: json.dumps(value) for key, value in config.items() if key not in axes}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bagua_bench import libraries
+from bagua_bench import facts, libraries
 from bagua_bench.cell import world_size
 from bagua_bench.config import ConfigError, has_cuda
 from bagua_bench.network import settings
@@ -15,13 +15,6 @@ from bagua_bench.signature import SUITE_KEYS, arguments
 _MAX_STREAMS = 64  # kMaxStreams of the transport
 DIGITS_TRAIN = 1437
 """Training samples of the bundled digits (`tasks.images`)."""
-
-SCHEDULES = ("bagua_bench.peers.horovod.Horovod", "bagua_bench.peers.byteps.BytePS")
-"""Peers that cannot be run."""
-LAYERLESS = ("tasks.quadratic.Quadratic",)
-"""Tasks whose parameters belong to no layer, so that there is nothing whose time could be slept or simulated."""
-UNSKIPPABLE = ("algorithms.qadam.QAdam",)
-"""Algorithms that move their own state on gradients before a step can be skipped."""
 
 _LEAST = {
     "run.steps": 1,
@@ -54,8 +47,8 @@ def _constructors(cell: dict[str, Any]) -> Iterator[str]:
         for key, value in given.items():
             if key not in accepted:
                 yield f"{group}.{key}={_text(value)}: no such key; allowed in {group}: {', '.join(accepted)}"
-            elif not accepted[key].accepts(value):
-                yield f"{group}.{key}={_text(value)}: expected {accepted[key]}"
+            elif problem := accepted[key].problem(value):
+                yield f"{group}.{key}={_text(value)}: {problem}"
 
 
 def _ranges(cell: dict[str, Any]) -> Iterator[str]:
@@ -70,20 +63,27 @@ def _ranges(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def _algorithm(cell: dict[str, Any]) -> Iterator[str]:
-    """What the algorithms themselves would refuse once the workers run."""
-    algo, cluster = cell["algo"], cell["cluster"]
-    for key, least in (("interval", 1), ("warmup_steps", 0 if "interval_ms" in algo else 1)):
-        if algo.get(key, least) < least:
-            yield f"algo.{key}={algo[key]}: must be at least {least}"
-    if algo.get("interval_ms", 1) <= 0:
-        yield f"algo.interval_ms={algo['interval_ms']}: must be above 0"
-    by_server = algo.get("hierarchical", False) and cluster["ranks_per_server"] > 1 and cluster["servers"] > 1
-    paired, key = (cluster["servers"], "servers") if by_server else (world_size(cell), "ranks")
-    if algo.get("peers") == "shift_one" and algo.get("preset") != "released" and paired % 2:
+    """What is declared of the algorithm, against the rest."""
+    declared, cluster, name = facts.algorithm(cell), cell["cluster"], cell["algo"]["name"]
+    if cell["mode"] not in declared.modes:
+        yield f"algo={name}: the suite has its schedule only; allowed: mode={', '.join(declared.modes)}"
+    by_server = declared.by_server and cluster["ranks_per_server"] > 1 and cluster["servers"] > 1
+    paired, what = (cluster["servers"], "servers") if by_server else (world_size(cell), "ranks")
+    if declared.pairs and paired % 2:
+        instead = f", or algo.{declared.unpaired}" if declared.unpaired else ""
         yield (
-            f"algo.peers=shift_one: pairs need an even number of {key}, "
-            f"cluster.servers={cluster['servers']} x cluster.ranks_per_server={cluster['ranks_per_server']} "
-            f"gives {paired}; allowed: an even number, or algo.peers=all"
+            f"algo={name}: it pairs {what}, and cluster.servers={cluster['servers']} x "
+            f"cluster.ranks_per_server={cluster['ranks_per_server']} gives {paired}; allowed: an even number{instead}"
+        )
+    if declared.needs_shapes and cell.get("compute", {}).get("shrink", 1) != 1:
+        yield (
+            f"compute.shrink={cell['compute']['shrink']:g}: algo={name} looks at the shapes of parameters, which a "
+            "scale model does not have; allowed: 1"
+        )
+    if cell["run"].get("precision") == "fp16" and not declared.skips_steps:
+        yield (
+            f"run.precision=fp16: algo={name} moves its state before it is known whether the step is skipped for an "
+            "overflow; allowed: fp32, bf16"
         )
 
 
@@ -97,11 +97,6 @@ def _device(cell: dict[str, Any]) -> Iterator[str]:
         yield f"transport={cell['transport']['name']}: moves CPU tensors only, but run.device=cuda; use nccl"
     if cell["run"].get("precision", "fp32") != "fp32" and cell["mode"] != "measure":
         yield f"run.precision={cell['run']['precision']}: mode={cell['mode']} computes nothing; allowed: fp32"
-    if cell["run"].get("precision") == "fp16" and cell["algo"].get("_target_") in UNSKIPPABLE:
-        yield (
-            f"run.precision=fp16: algo={cell['algo']['name']} updates its momentum before it is known whether the step "
-            "is skipped for an overflow; allowed: fp32, bf16"
-        )
 
 
 def _transport(cell: dict[str, Any]) -> Iterator[str]:
@@ -153,10 +148,8 @@ def _count(folder: Path, enough: int) -> int:
 
 
 def _peers(cell: dict[str, Any]) -> Iterator[str]:
-    if not cell["algo"]["_target_"].startswith("bagua_bench.peers."):
+    if not facts.algorithm(cell).peer:
         return
-    if cell["algo"]["_target_"] in SCHEDULES and cell["mode"] != "simulate":
-        yield f"algo={cell['algo']['name']}: the suite has its schedule only; allowed: mode=simulate"
     for key, default in (("overlap", True), ("bucket_size", 10 * 2**20), ("find_unused_parameters", False)):
         if cell["run"][key] != default:
             algo = cell["algo"]["name"]
@@ -164,7 +157,7 @@ def _peers(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def _modes(cell: dict[str, Any]) -> Iterator[str]:
-    if cell["task"].get("_target_") in LAYERLESS and cell["mode"] != "measure":
+    if cell["mode"] != "measure" and not facts.task(cell).layers:
         yield f"mode={cell['mode']}: task={cell['task']['name']} has no layers to take time; allowed: measure"
 
 

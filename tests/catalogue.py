@@ -12,9 +12,8 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from bagua_bench import config
+from bagua_bench import config, facts
 from bagua_bench.campaign import compose_cell
-from bagua_bench.validate import SCHEDULES
 
 HOME = Path(__file__).resolve().parents[1]
 
@@ -37,7 +36,22 @@ def options(group: str) -> list[str]:
 
 def runnable() -> list[str]:
     """Algorithms and peers that can be run, and not only simulated."""
-    return [name for name in options("algo") if resolved(f"algo={name}")["algo"]["_target_"] not in SCHEDULES]
+    return [name for name in options("algo") if "measure" in declared(name).modes]
+
+
+def algorithms() -> list[str]:
+    """Those that the engine runs."""
+    return [name for name in options("algo") if not declared(name).peer]
+
+
+def declared(name: str, *overrides: str) -> facts.AlgorithmFacts:
+    """What is declared of an algorithm."""
+    return facts.algorithm(resolved(f"algo={name}", *overrides, "mode=simulate"))
+
+
+def short(name: str) -> list[str]:
+    """Overrides with which few steps show what an algorithm does."""
+    return [f"algo.{key}={value}" for key, value in declared(name).short.items()]
 
 
 def groups() -> list[str]:

@@ -329,7 +329,9 @@ def _mix_buffers(case: Case, number: int, models: Sequence[nn.Module], before: l
             for own, first in zip(model.buffers(), models[0].buffers(), strict=True):
                 own.copy_(first)
         return
-    announced = case.algorithm != "async's warm-up" and case.steps[number].call == "call"  # by the forward hook
+    step = case.steps[number]  # the forward hook begins it, unless weights lie elsewhere for this pass
+    elsewhere = step.replace and not step.reload  # which brings them home
+    announced = case.algorithm != "async's warm-up" and step.call == "call" and not elsewhere
     begun = before if announced else [[b.clone() for b in _buffers(model)] for model in models]
     if case.algorithm != "periodic average" and not (case.algorithm.endswith("other step") and number % 2):
         _move_buffers(models, begun)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+from bagua_bench import facts, units
+
 
 def shrink_of(cell: dict[str, Any]) -> float:
     """How many times smaller a run is than what its configuration says; 1 where computing is real."""
@@ -26,6 +28,14 @@ def scale_model(cell: dict[str, Any]) -> dict[str, Any]:
             link["bandwidth"] /= factor
     scaled["network"]["tcp_window"] = int(scaled["network"]["tcp_window"] / factor)
     scaled["run"]["bucket_size"] = int(scaled["run"]["bucket_size"] / factor)
-    for cap in {"bucket_cap_mb", "first_bucket_cap_mb"} & scaled["algo"].keys():
-        scaled["algo"][cap] /= factor
+    for key in facts.algorithm(cell).in_bytes:
+        value = scaled["algo"][key]
+        scaled["algo"][key] = _smaller(f"algo.{key}", value, factor)
     return scaled
+
+
+def _smaller(key: str, value: float | str, factor: float) -> float | str:
+    """A number, or a text with a unit, divided."""
+    if isinstance(value, str):
+        return f"{int(units.parse(key, value, units.BYTES) / factor)}B"
+    return value / factor

@@ -10,12 +10,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
+from bagua_bench import facts
 from bagua_bench.emulate.layers import TABLES, Layer, Layers
 from bagua_bench.training.build import build
 from tasks.base import Task
-
-EPOCHS = {"vgg16": 1_281_167, "resnet50": 1_281_167}
-"""Samples of ImageNet, which the published runs of these tasks train on."""
 
 
 def survey(task: dict[str, Any]) -> Layers:
@@ -33,7 +31,7 @@ def survey(task: dict[str, Any]) -> Layers:
         layers=_trace(made, model, trainable),
         optimizer=kind,
         optimizer_bytes=traffic,
-        samples_per_epoch=EPOCHS.get(task["name"], made.samples_per_epoch),
+        samples_per_epoch=facts.task({"task": task}).epoch or made.samples_per_epoch,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from bagua_bench import facts
 from bagua_bench.figures import rates
 from bagua_bench.records import Record, comparable
 
@@ -18,7 +19,7 @@ FULL = "all"
 def variant(cell: dict[str, Any]) -> str:
     """Which of the three is off in a cell."""
     off = ["O"] * (not cell["run"]["overlap"]) + ["F"] * (cell["run"]["bucket_size"] == 0)
-    off += ["H"] * (not cell["algo"].get("hierarchical", True))
+    off += ["H"] * (not facts.algorithm(cell).by_server)
     return f"without {', '.join(off)}" if off else FULL
 
 

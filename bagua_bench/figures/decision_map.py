@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
+from bagua_bench import facts
 from bagua_bench.figures import style
 from bagua_bench.records import Record, comparable
 
 AXES = ("algo", "network.bandwidth", "network.latency", "network.name")
-BASELINE = "ddp"
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
@@ -36,10 +36,10 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
         for record in records
     ]
     data = pd.DataFrame(rows)
-    if BASELINE not in set(data["algorithm"]):
-        raise ValueError(f"a decision map needs records of algo={BASELINE} to compare with")
+    if facts.baseline() not in set(data["algorithm"]):
+        raise ValueError(f"a decision map needs records of algo={facts.baseline()} to compare with")
     place = ["gbit_per_s", "latency_ms"]
-    base = data[data["algorithm"] == BASELINE].set_index(place)["step_seconds"].rename("ddp_seconds")
+    base = data[data["algorithm"] == facts.baseline()].set_index(place)["step_seconds"].rename("ddp_seconds")
     best = data.loc[data.groupby(place)["step_seconds"].idxmin()].join(base, on=place)
     best["speed_up"] = best["ddp_seconds"] / best["step_seconds"]
     return best.reset_index(drop=True)

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-COLOURS = {
-    "ddp": "#7f7f7f",
-    "gradient_allreduce": "#1f77b4",
-    "bytegrad": "#d62728",
-    "qadam": "#ff7f0e",
-    "decentralized": "#2ca02c",
-    "low_precision_decentralized": "#98df8a",
-    "async": "#9467bd",
-    "horovod": "#8c564b",
-    "byteps": "#e377c2",
-    "pytorch_ddp": "#7f7f7f",
-    "qadam_1bit": "#ff7f0e",
-}
+from bagua_bench import facts
+
+_PUBLISHED = {"pytorch_ddp": "ddp", "qadam_1bit": "qadam"}
+"""What published figures call a system: which option of the group algo it is."""
 _ALPHA = {"measured": 1.0, "emulated": 0.75}
 
 
@@ -40,4 +31,4 @@ def simulated(algo: str) -> dict[str, Any]:
 
 def colour(algo: str) -> str:
     """The colour of an algorithm or peer in every figure."""
-    return COLOURS.get(algo, "#17becf")
+    return facts.option(_PUBLISHED.get(algo, algo)).colour

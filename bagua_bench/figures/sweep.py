@@ -10,13 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 
-from bagua_bench import stats
+from bagua_bench import facts, stats
 from bagua_bench.cell import world_size
 from bagua_bench.emulate.scale import shrink_of
 from bagua_bench.figures import style
 from bagua_bench.records import Record, comparable
-
-BASELINE = "ddp"
 
 
 class Quantity(NamedTuple):
@@ -65,7 +63,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
         samples = group[0]["result"]["samples_per_step"]
         steps = [samples / rate for rate in rates]
         low, high = stats.mean_interval(steps)
-        base = [r["result"]["throughput"] for r in cells.get((BASELINE, x), [])]
+        base = [r["result"]["throughput"] for r in cells.get((facts.baseline(), x), [])]
         sent = [sum(rank.values()) for r in group for rank in r["result"]["bytes_per_step"]]
         factor = shrink_of(group[0]["config"])
         rows.append(

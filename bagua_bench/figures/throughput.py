@@ -8,12 +8,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from bagua_bench import stats
+from bagua_bench import facts, stats
 from bagua_bench.figures import rates
 from bagua_bench.records import Record, comparable
 
 AXES = ("algo",)
-BASELINE = "ddp"
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
@@ -24,7 +23,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     comparable(records, AXES)
     cells = rates.grouped(records, rates.algorithm)
     noise = stats.noise([rates.of(group) for group in cells.values()])
-    base = cells.get((BASELINE,), [])
+    base = cells.get((facts.baseline(),), [])
     rows = []
     for (algo,), group in cells.items():
         values, reference = rates.of(group), rates.of(base)
@@ -32,7 +31,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
         rows.append(
             {
                 "algorithm": algo,
-                **rates.row(group, BASELINE, base),
+                **rates.row(group, facts.baseline(), base),
                 "faster_than_ddp": stats.is_faster(values, reference, noise) if base else None,
                 "slower_than_ddp": stats.is_faster(reference, values, noise) if base else None,
                 "aa_noise": noise,

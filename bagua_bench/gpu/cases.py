@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import islice
-from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +12,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from algorithms.base import Algorithm, When
+from bagua_bench import conf_folder, plain_yaml
 from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.facts import AlgorithmFacts
 from bagua_bench.gpu import trace
 from bagua_bench.gpu.models import Given
 from bagua_bench.training.build import build
@@ -26,12 +26,7 @@ from tasks.base import Batch, Task
 ALL_REDUCE = {"_target_": "algorithms.gradient_allreduce.GradientAllReduce"}
 _STEPS = 12
 _SIZES = [4099, 70_001, 3, 20_000]
-_SHORT = {"QAdam": {"warmup_steps": 4, "lr": 0.01}, "AsyncModelAverage": {"interval_ms": 5.0}}
-_HALF_TOO = ("GradientAllReduce", "ByteGrad")
-# Relative distances of weights. Where sums round differently a level of a codec may flip, or a sign, which is more; no
-# two runs of async are alike; 16 bits resolve less.
-_CLOSE, _HALF = 1e-4, 1e-2
-_FARTHER = {"QAdam": 1e-3, "AsyncModelAverage": 1.0}
+_HALF = 1e-2  # relative distance of weights that 16 bits resolve
 
 Found = dict[str, Any]
 """`weights` (N,) on the CPU; `tolerance`: how near the CPU's they must be; `waits` and `traced` of `_watched`."""
@@ -47,22 +42,27 @@ class Case(NamedTuple):
 
 
 def cases(hierarchical: bool) -> Iterator[tuple[str, Case]]:
-    """Every algorithm with its defaults, but for what makes a short run show something; two in half precision, too."""
-    for kind in _algorithms():
-        name, arguments = kind.__name__, dict[str, Any](_SHORT.get(kind.__name__, {}))
-        if hierarchical and "hierarchical" in inspect.signature(kind).parameters:
-            arguments["hierarchical"] = True
-        yield name, Case(kind, arguments, torch.float32, _FARTHER.get(name, _CLOSE))
-        for dtype in (torch.bfloat16, torch.float16) if name in _HALF_TOO else ():
-            yield f"{name}, {str(dtype).removeprefix('torch.')}", Case(kind, arguments, dtype, _HALF)
+    """Every algorithm with its defaults, but for what makes a short run show something; some in half precision, too."""
+    for path in sorted((conf_folder.FOLDER / "algo").glob("*.yaml")):
+        given = plain_yaml.read(path)
+        about, kind = given["about"], _class(given["_target_"])
+        if about.get("peer"):
+            continue
+        arguments = dict(about.get("short", {}))
+        for option in about.get("compare", [[]])[-1] if hierarchical else ():
+            key, _, value = option.partition("=")
+            arguments[key] = {"true": True, "false": False}.get(value, value)
+        # no two runs are alike of what averages in rounds beside the steps
+        tolerance = kind.consensus if about.get("rounds") else about.get("tolerance", AlgorithmFacts.tolerance)
+        yield path.stem, Case(kind, arguments, torch.float32, tolerance)
+        for dtype in (torch.bfloat16, torch.float16) if about["same_update"] else ():
+            yield f"{path.stem}, {str(dtype).removeprefix('torch.')}", Case(kind, arguments, dtype, _HALF)
 
 
-def _algorithms() -> Iterator[type[Algorithm]]:
-    for module in iter_modules(import_module("algorithms").__path__, "algorithms."):
-        for found in vars(import_module(module.name)).values():
-            own = inspect.isclass(found) and found.__module__ == module.name
-            if own and issubclass(found, Algorithm) and not inspect.isabstract(found):
-                yield found
+def _class(target: str) -> type[Algorithm]:
+    module, _, name = target.rpartition(".")
+    found: type[Algorithm] = getattr(import_module(module), name)
+    return found
 
 
 def trained(case: Case, comm: TorchComm, device: torch.device) -> Found:

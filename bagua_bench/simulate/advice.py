@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bagua_bench import facts
 from bagua_bench.emulate.compute import compute_of
 from bagua_bench.emulate.layers import layers_of
 from bagua_bench.network import settings
@@ -21,7 +22,7 @@ algorithm  a name for algo=
 between    what the algorithm joins: all ranks, or one rank of every server after a sum inside of it
 transport  a name for transport=
 bucket     of the bucket sizes tried the best (run.bucket_size=); DDP has its own, and some algorithms use one bucket
-step       simulated time of a step, mean over a training: of QAdam's steps a fifth are uncompressed warm-up
+step       simulated time of a step, mean over a training, with the warm-up that an algorithm needs
 epoch      of all samples of the task
 x DDP      throughput over that of DDP, PyTorch's default
 why        what binds. bandwidth-bound: 82% of 95% waiting: of a step's time 95 % is waiting, and with an ideal
@@ -34,7 +35,9 @@ _OTHER = "changing what is learned: compare accuracy before choosing"
 def report(table: pd.DataFrame, base: dict[str, Any]) -> str:
     """All of the advice that `table` (of `advise.advise`) holds for the cell `base`."""
     best, line = transports(table.drop_duplicates(["algorithm", "transport"]), base)
-    best = best.assign(times_ddp=best[best["algorithm"] == "ddp"]["step_seconds"].min() / best["step_seconds"])
+    best = best.assign(
+        times_ddp=best[best["algorithm"] == facts.baseline()]["step_seconds"].min() / best["step_seconds"]
+    )
     parts = [f"{assumptions(base)}\n{line}"]
     parts += [_group(title, best[best["same_update"] == same]) for title, same in ((_SAME, True), (_OTHER, False))]
     return "\n\n".join(part for part in parts if part)
@@ -126,8 +129,8 @@ def _table(rows: pd.DataFrame) -> str:
 def _notes(rows: pd.DataFrame) -> Iterator[str]:
     """What a row does not say of its algorithm, one line each."""
     for row in rows.drop_duplicates("algorithm").itertuples():
-        if row.algorithm == "bytegrad":
-            yield "bytegrad: DDP's mean of the gradients, but for rounding to 8 bits"
+        if row.note:
+            yield f"{row.algorithm}: {row.note}"
         if row.warm_up:
             yield f"{row.algorithm}: {row.warm_up:.0%} of the steps are its warm-up, uncompressed, as it needs to learn"
         if math.isinf(row.staleness_steps):

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pandas as pd
-from hydra.utils import get_class
 
+from bagua_bench import facts
 from bagua_bench.config import CONF
 from bagua_bench.emulate.compute import Compute, compute_of
 from bagua_bench.emulate.layers import layers_of
@@ -23,14 +23,6 @@ from bagua_bench.simulate.run import step_seconds
 
 BUCKETS = (1, 5, 10, 25, 64)
 """MiB."""
-SAME_UPDATE = (
-    "bagua_bench.peers.ddp.DDP",
-    "algorithms.gradient_allreduce.GradientAllReduce",
-    "algorithms.bytegrad.ByteGrad",
-)
-"""Algorithms whose step is DDP's: the mean of all gradients, but for rounding."""
-WARM_UP = ("algo.warmup_steps=1", "run.steps=5", "run.untimed=0")
-"""A whole training in five steps: QAdam needs about a fifth of all steps as its warm-up to learn."""
 _NEGLIGIBLE = 0.1
 _NO_TIME = 1e-12  # seconds; by which TCP's rate under loss can still be divided
 _ROUNDS = 3
@@ -49,28 +41,26 @@ def advise(cells: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def variants(cell: dict[str, Any]) -> Iterator[list[str]]:
-    """Overrides of what is worth comparing of an algorithm: with its warm-up, a whole interval, both hierarchies."""
-    algo, sizes = cell["algo"], [] if _fixed_bucket(cell["algo"]) else BUCKETS
-    length = list(WARM_UP) if algo.get("warmup_steps", 0) > 0 else []
-    length += [f"run.steps={algo['interval']}"] if algo.get("interval", 1) > 1 else []
+    """Overrides of what is worth comparing of an algorithm: over a whole period or training, in all its forms."""
+    declared = facts.algorithm(cell)
     by_server = cell["cluster"]["ranks_per_server"] > 1
-    trees = [["algo.hierarchical=false"], ["algo.hierarchical=true"]] if "hierarchical" in algo and by_server else [[]]
-    for tree in trees:
-        yield from ([*length, *tree, f"run.bucket_size={size}MiB"] for size in sizes)
-        if not sizes:
-            yield [*length, *tree]
+    forms = declared.compare if by_server else ((),)
+    sizes = [[]] if declared.buckets else [[f"run.bucket_size={size}MiB"] for size in BUCKETS]
+    for form in forms:
+        yield from ([*length(declared), *(f"algo.{option}" for option in form), *size] for size in sizes)
+
+
+def length(declared: facts.AlgorithmFacts) -> list[str]:
+    """Overrides with which the mean step is that of a training: a warm-up of its share, or whole periods."""
+    if not declared.warm_up_share:
+        return [f"run.steps={declared.period}"] if declared.period > 1 else []
+    options = [f"algo.{option}" for option in declared.warm_up_of_one]
+    return [*options, f"run.steps={round(1 / declared.warm_up_share)}", "run.untimed=0"]
 
 
 def available(group: str) -> list[str]:
     """Names of a configuration group's files."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
-def _fixed_bucket(algo: dict[str, Any]) -> str:
-    """The buckets of an algorithm that run.bucket_size does not set; empty where it does."""
-    if "bucket_cap_mb" in algo:
-        return f"{algo['bucket_cap_mb']:g} MiB"
-    return "one" if getattr(get_class(algo["_target_"]), "one_bucket", False) else ""
 
 
 def _row(cell: dict[str, Any]) -> dict[str, Any]:
@@ -83,15 +73,17 @@ def _row(cell: dict[str, Any]) -> dict[str, Any]:
     timing = Clock(cluster, compute).run(program)
     step = sum(taken[0]["step"] for taken in timing.steps) / len(timing.steps)
     samples = cell["task"]["batch"] * cell["run"]["accumulate"] * cluster.layout.ranks
-    by_server = cell["algo"].get("hierarchical", False) and cluster.layout.per_server > 1
+    declared, layout = facts.algorithm(cell), cluster.layout
+    by_server = declared.by_server and layout.per_server > 1 and layout.servers > 1
     return {
         "algorithm": cell["algo"]["name"],
-        "same_update": cell["algo"]["_target_"] in SAME_UPDATE,
+        "same_update": declared.same_update,
         "steps": len(timing.steps),
-        "warm_up": cell["algo"].get("warmup_steps", 0) / len(timing.steps),
+        "warm_up": declared.warm_up_share,
+        "note": declared.note,
         "between": "servers" if by_server else "ranks",
         "transport": cell["transport"]["name"],
-        "bucket": _fixed_bucket(cell["algo"]) or f"{cell['run']['bucket_size'] / 2**20:g} MiB",
+        "bucket": declared.buckets or f"{cell['run']['bucket_size'] / 2**20:g} MiB",
         "step_seconds": step,
         "epoch_seconds": step * layers.samples_per_epoch / samples,
         "round_seconds": timing.round_seconds if program.round else math.nan,

@@ -11,8 +11,6 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from inspect import isabstract, isclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +21,7 @@ from torch.optim import Optimizer
 
 from algorithms.base import Op
 from algorithms.codecs.base import Codec
+from bagua_bench import plain_yaml
 from bagua_bench.conf_folder import FOLDER as CONF
 from bagua_bench.emulate.layers import TABLES, Layers, layers_of
 from bagua_bench.gpu import stand_in
@@ -65,10 +64,8 @@ class Alone(Trainer):
 
 def task_node(name: str, scale: str) -> dict[str, Any]:
     """The task with its defaults, which are those of scale paper; found without Hydra, which may not be there."""
-    module = import_module(f"tasks.{name}")
-    made = [c for c in vars(module).values() if isclass(c) and issubclass(c, Task) and not isabstract(c)]
-    [target] = [f"{c.__module__}.{c.__qualname__}" for c in made if c.__module__ == module.__name__]
-    return {"name": name, "_target_": target, "scale": scale}
+    option = plain_yaml.read(CONF / "task" / f"{name}.yaml")
+    return {"name": name, "_target_": option["_target_"], "scale": scale, "about": option["about"]}
 
 
 def measure(name: str, task: Task, layers: Layers, device: torch.device, precision: str, steps: int) -> Measured:

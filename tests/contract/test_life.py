@@ -17,13 +17,12 @@ from bagua_bench.comm import CommError, CountedComm
 from bagua_bench.training.build import make_trainer
 from bagua_bench.training.engine import Engine
 from tasks.quadratic import Quadratic
-from tests.catalogue import resolved
-from tests.contract.test_algorithms import NAMES, SHORT
+from tests.catalogue import resolved, short
+from tests.contract.test_algorithms import ALIKE, NAMES
 from tests.ranks import outcomes, run
 
-EXACT = [name for name in NAMES if name != "async"]  # its rounds fall where they fall
 VARIANTS = [
-    *([name] for name in EXACT),
+    *([name] for name in ALIKE),
     ["decentralized", "algo.peers=all"],
     ["decentralized", "algo.interval=2"],
     ["low_precision_decentralized", "algo.interval=3"],
@@ -33,7 +32,7 @@ VARIANTS = [
 
 
 def cell_of(name: str, *options: str, size: int = 2) -> dict[str, Any]:
-    return resolved(f"algo={name}", "task=quadratic", f"cluster.servers={size}", *SHORT.get(name, []), *options)
+    return resolved(f"algo={name}", "task=quadratic", f"cluster.servers={size}", *short(name), *options)
 
 
 def build(comm: CountedComm, cell: dict[str, Any]) -> tuple[Quadratic, nn.Module, Engine]:
@@ -85,7 +84,7 @@ def test_continuing_from_a_checkpoint_is_not_having_stopped(variant: list[str], 
             assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", ALIKE)
 def test_continuing_from_a_checkpoint_on_processes(name: str) -> None:
     cell = cell_of(name)
     expected = run("gloo", 2, straight, cell, 20)

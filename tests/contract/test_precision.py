@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradient_allreduce import GradientAllReduce
+from bagua_bench import facts
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.config import ConfigError
@@ -18,14 +19,15 @@ from bagua_bench.training.build import make_trainer
 from bagua_bench.training.engine import Engine
 from bagua_bench.training.loop import Loop
 from bagua_bench.training.loss_scale import GROWTH_INTERVAL, START, LossScale
-from bagua_bench.validate import UNSKIPPABLE, validate
+from bagua_bench.validate import validate
 from tasks.bert_large import BertLarge
-from tests.catalogue import resolved, runnable
+from tests.catalogue import declared, resolved, runnable
 from tests.linear import Linear
 from tests.ranks import run
 
-SKIPPING = [name for name in runnable() if resolved(f"algo={name}")["algo"]["_target_"] not in UNSKIPPABLE]
-TOGETHER = ("gradient_allreduce", "bytegrad", "ddp")  # replicas stay equal, so all skip what one cannot take
+SKIPPING = [name for name in runnable() if declared(name).skips_steps]
+TOGETHER = [name for name in SKIPPING if facts.equal_replicas(resolved(f"algo={name}"))]
+"""Replicas stay equal, so all skip what one cannot take."""
 STEPS, BAD = 8, 3
 
 
@@ -79,7 +81,7 @@ def trained(comm: TorchComm, name: str, overflows: bool) -> tuple[Tensor, float,
             trainer.synchronize()
             trainer.optimize()
             trainer.publish()
-            time.sleep(0.02 if name == "async" else 0)
+            time.sleep(0.02 if declared(name).rounds else 0)
         with trainer.paused():
             scale = trainer.scale or LossScale(torch.device("cpu"))
             return model.x.detach().clone(), scale.factor, scale.skipped
@@ -100,7 +102,7 @@ def test_a_step_that_overflows_on_one_rank_is_one_that_was_not_taken() -> None:
         assert [rank[name][0][1] for rank in ranks] == [START / 2**count for count in skipped], name
         if name in TOGETHER:
             assert torch.equal(*weights), f"replicas of {name} differ"
-        if name != "async":  # its rounds fall where they fall
+        if not declared(name).rounds:  # they fall where they fall
             assert all(torch.equal(rank[name][0][0], rank[name][1][0]) for rank in ranks), name
 
 

@@ -65,7 +65,7 @@ def test_rehearsal_runs_every_part_and_is_marked_as_one(tmp_path: Path) -> None:
         "codecs", "algorithms over nccl_bagua_net", "profile, fp32, vgg16",
     }  # fmt: skip
     for name in (
-        "ByteGrad over gloo", "QAdam over gloo, 2 servers of 2", "GradientAllReduce, bfloat16 over gloo",
+        "bytegrad over gloo", "qadam over gloo, 2 servers of 2", "gradient_allreduce, bfloat16 over gloo",
         "autocast fp16 over gloo", "engine / DDP, 2 ranks, vgg16", "profile, fp32",
     ):  # fmt: skip
         assert status[name] == "passed"

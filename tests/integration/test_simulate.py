@@ -35,7 +35,7 @@ def test_every_algorithm_at_128_ranks(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for text in ("throughput", "exposed communication", "per step and rank", "projected", "simulated", "records.jsonl"):
         assert done.stdout.count(text) >= len(options("algo"))
-    assert done.stdout.count("2 of 2 steps are qadam's warm-up") == 1
+    assert done.stdout.count("2 of 2 steps are QAdam's warm-up") == 1
     assert done.stdout.count("warm-up") == 1
     found = recorded(tmp_path)
     assert [record["config"]["algo"]["name"] for record in found] == options("algo")
@@ -62,7 +62,9 @@ def test_a_campaign_prints_a_line_per_run(tmp_path: Path) -> None:
 def test_a_new_algorithm_is_simulated_as_it_is(tmp_path: Path) -> None:
     """One file and its configuration, outside the repository; nothing else knows of it."""
     (tmp_path / "conf" / "algo").mkdir(parents=True)
-    (tmp_path / "conf" / "algo" / "toy.yaml").write_text("_target_: toy.Toy\ntimes: 1\n")
+    (tmp_path / "conf" / "algo" / "toy.yaml").write_text(
+        "_target_: toy.Toy\ntimes: 1\nabout: {title: Toy, same_update: false}\n"
+    )
     (tmp_path / "toy.py").write_text(TOY)
     arguments = ["--config-dir", str(tmp_path / "conf"), *PAPER, "task=vgg16", "algo=toy", "cluster.ranks_per_server=1"]
     for times in (1, 3):

@@ -8,31 +8,31 @@ import pytest
 import torch
 
 from bagua_bench.comm.torch_groups import TorchComm
-from tests.catalogue import resolved
-from tests.contract.test_algorithms import NAMES, SHORT, follow, train
+from tests.catalogue import resolved, short
+from tests.contract.test_algorithms import ALIKE, NAMES, follow, train
 from tests.integration.cli import TINY, bench, recorded
 from tests.ranks import run
 
 pytestmark = pytest.mark.usefixtures("built")
-SYNCHRONOUS = [name for name in NAMES if name != "async"]
 
 
 def _both(comm: TorchComm, names: list[str]) -> dict[str, bool]:
     gloo = TorchComm.create("gloo", 30.0)
     same = {}
     for name in names:
-        cell = resolved(f"algo={name}", "task=quadratic", *SHORT.get(name, []))
+        cell = resolved(f"algo={name}", "task=quadratic", *short(name))
         same[name] = torch.equal(follow(comm, cell, torch.float32), follow(gloo, cell, torch.float32))
     return same
 
 
 def test_algorithms_compute_over_it_what_they_compute_over_gloo() -> None:
-    for same in run("bagua_net", 2, _both, SYNCHRONOUS):
-        assert same == dict.fromkeys(SYNCHRONOUS, True)
+    for same in run("bagua_net", 2, _both, ALIKE):
+        assert same == dict.fromkeys(ALIKE, True)
 
 
-def test_asynchronous_averaging_over_it() -> None:
-    results = run("bagua_net", 2, train, resolved("algo=async", "task=quadratic", *SHORT["async"]), 100)
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(ALIKE)))
+def test_averaging_in_rounds_over_it(name: str) -> None:
+    results = run("bagua_net", 2, train, resolved(f"algo={name}", "task=quadratic", *short(name)), 100)
     mean = torch.stack([x for x, _ in results]).mean(0)
     for x, consensus in results:
         assert (x - mean).norm() <= consensus * mean.norm()

@@ -119,10 +119,12 @@ def test_a_task_whose_packages_are_missing_is_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_task_that_breaks_is_named_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = profile.task_node
+
     def broken(name: str, scale: str) -> dict[str, Any]:
         if name == "transformer":
             raise RuntimeError("cuDNN error\nand where")
-        return {"name": name, "_target_": "tasks.vgg16.VGG16", "scale": scale}
+        return whole(name, scale)
 
     monkeypatch.setattr(profile, "task_node", broken)
     found, notes = profile.profile(["transformer", "vgg16"], "tiny", CPU, "fp32", 1)

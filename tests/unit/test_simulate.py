@@ -21,12 +21,12 @@ from bagua_bench.simulate.program import Collective, Submit
 from bagua_bench.simulate.run import simulate
 from bagua_bench.simulate.trace import trace
 from bagua_bench.training.build import make_trainer
-from tests.catalogue import options, resolved, runnable
+from tests.catalogue import declared, options, resolved, runnable
 from tests.ranks import run
 from tests.unit.test_emulate import Diary
 
-ENGINE = [name for name in runnable() if "peers" not in resolved(f"algo={name}")["algo"]["_target_"]]
-SYNCHRONOUS = [name for name in options("algo") if name != "async"]
+ENGINE = [name for name in runnable() if not declared(name).peer]
+SYNCHRONOUS = [name for name in options("algo") if not declared(name).rounds]
 
 
 def cell(*overrides: str) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def really_sent(comm: Any, chosen: dict[str, Any], steps: int) -> dict[str, floa
 
 
 @pytest.mark.parametrize("per_server", [1, 2])
-@pytest.mark.parametrize("name", [name for name in ENGINE if name != "async"])
+@pytest.mark.parametrize("name", [name for name in ENGINE if not declared(name).rounds])
 def test_bytes_are_those_of_the_real_run(name: str, per_server: int) -> None:
     chosen = cell(
         "task=vgg16",

@@ -1,0 +1,272 @@
+"""What is declared of algorithms and peers, measured: a wrong or missing declaration fails here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.base import Algorithm, When
+from bagua_bench import facts
+from bagua_bench.comm import CountedComm
+from bagua_bench.comm.threads import ThreadComm
+from bagua_bench.training.build import build, make_trainer
+from bagua_bench.training.engine import Engine
+from bagua_bench.training.loss_scale import LossScale
+from tasks.quadratic import Quadratic
+from tests.catalogue import algorithms, declared, options, resolved, runnable, short
+from tests.linear import Linear
+from tests.ranks import run
+
+NAMES = algorithms()
+IN_STEPS = [name for name in NAMES if not declared(name).rounds]
+
+
+def cells(name: str, *more: str) -> Iterator[dict[str, Any]]:
+    """The algorithm with its options, and with other numbers in them."""
+    plain = resolved(f"algo={name}", "task=quadratic", *short(name), *more)
+    yield plain
+    for key, value in plain["algo"].items():
+        if type(value) is int and key != "name":
+            yield resolved(f"algo={name}", "task=quadratic", *short(name), *more, f"algo.{key}={value + 2}")
+
+
+def traffic(comm: CountedComm, cell: dict[str, Any], steps: int) -> list[float]:
+    """Bytes that this rank sends in each step."""
+    model = Linear(64)
+    sent = []
+    engine = make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.05), comm)
+    assert isinstance(engine, Engine)
+    with engine:
+        for step in range(steps):
+            before = sum(engine.sent().values())
+            engine.module(gradient(comm.rank, step)).backward()
+            engine.step()
+            sent.append(sum(engine.sent().values()) - before)
+    return sent
+
+
+def gradient(rank: int, step: int) -> Tensor:
+    return torch.randn(64, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+@pytest.mark.parametrize("name", IN_STEPS)
+def test_traffic_repeats_with_the_declared_period_after_the_declared_warm_up(name: str) -> None:
+    for cell in cells(name):
+        fact = facts.algorithm(cell)
+        sent = run("threads", 4, traffic, cell, fact.warm_up + 4 * fact.period)[0]
+        later = sent[fact.warm_up :]
+        assert later[: -fact.period] == later[fact.period :], cell["algo"]
+        assert sum(later) > 0, "it communicates nothing"
+        shorter = [p for p in range(1, fact.period) if fact.period % p == 0]
+        assert all(later[:-p] != later[p:] for p in shorter), f"its period is shorter: {cell['algo']}"
+        all_reduce = 2 * 3 / 4 * 64 * 4
+        assert sent[: fact.warm_up] == [all_reduce] * fact.warm_up
+        assert not fact.warm_up or later[0] != all_reduce, "its warm-up is longer"
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(IN_STEPS)))
+def test_rounds_beside_the_steps_are_declared(name: str) -> None:
+    for cell in cells(name):
+        algorithm: Algorithm = build(cell["algo"])
+        assert algorithm.moment(facts.algorithm(cell).warm_up + 1) is When.FREE
+        assert facts.algorithm(cell).warm_up == 0 or algorithm.moment(facts.algorithm(cell).warm_up) is not When.FREE
+
+
+@pytest.mark.parametrize("name", IN_STEPS)
+def test_what_is_no_round_beside_the_steps_is_none(name: str) -> None:
+    for cell in cells(name):
+        algorithm: Algorithm = build(cell["algo"])
+        assert When.FREE not in {algorithm.moment(step) for step in range(1, facts.algorithm(cell).warm_up + 10)}
+
+
+def moved(comm: CountedComm, cell: dict[str, Any], steps: int) -> Tensor:
+    """Weights after steps of length 1 along given gradients, behind the warm-up; from where that ended."""
+    fact = facts.algorithm(cell)
+    model = Linear(64)
+    with make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=1.0), comm) as trainer:
+        for step in range(fact.warm_up + steps):
+            if step == fact.warm_up:
+                start = model.x.detach().clone()
+            trainer.module(gradient(comm.rank, step)).backward()
+            trainer.synchronize()
+            trainer.optimize()
+            trainer.publish()
+        with trainer.paused():
+            return torch.stack([start, model.x.detach().clone()])
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_same_update_is_the_mean_of_all_gradients_but_for_rounding(name: str) -> None:
+    """Within two quantisations to 8 bits of a gradient's range per step."""
+    cell = resolved(f"algo={name}", "task=quadratic", *short(name))
+    first = facts.algorithm(cell).warm_up
+    mean = torch.stack([sum(gradient(r, first + k) for r in range(4)) / 4 for k in range(4)])
+    level = max(float(gradient(r, first + k).max() - gradient(r, first + k).min()) for r in range(4) for k in range(4))
+    results = run("gloo" if facts.algorithm(cell).peer else "threads", 4, moved, cell, 4)
+    same = all((end - start + mean.sum(0)).abs().max() <= 4 * 2 * level / 255 for start, end in results)
+    assert same == facts.algorithm(cell).same_update
+
+
+def replicas(comm: CountedComm, cell: dict[str, Any]) -> Tensor:
+    task = Quadratic(lr=0.1)
+    model = task.model()
+    with make_trainer(cell, model, task.optimizer(model), comm) as trainer:
+        for batch in islice(task.batches(comm.rank, comm.size, 0), 7):
+            task.loss(trainer.module, batch).backward()
+            trainer.synchronize()
+            trainer.optimize()
+            trainer.publish()
+        return model().detach().clone()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replicas_are_equal_or_not_as_their_consensus_says(name: str) -> None:
+    cell = resolved(f"algo={name}", "task=quadratic", *short(name))
+    first, *others = run("threads", 4, replicas, cell)
+    assert all(torch.equal(first, other) for other in others) == facts.equal_replicas(cell)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pairs_refuse_an_odd_number_and_their_alternative_takes_it(name: str) -> None:
+    cell = resolved(f"algo={name}", "task=quadratic", *short(name))
+    if not facts.algorithm(cell).pairs:
+        run("threads", 3, traffic, cell, 1)
+        return
+    with pytest.raises(ValueError, match="even"):
+        run("threads", 3, traffic, cell, 1)
+    other = resolved(f"algo={name}", "task=quadratic", *short(name), f"algo.{facts.algorithm(cell).unpaired}")
+    assert not facts.algorithm(other).pairs
+    run("threads", 3, traffic, other, 1)
+
+
+def levels(comm: CountedComm, cell: dict[str, Any]) -> set[str]:
+    traffic(comm, cell, facts.algorithm(cell).warm_up + 2 * facts.algorithm(cell).period)
+    model = Linear(64)
+    engine = make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.05), comm)
+    with engine:
+        for step in range(facts.algorithm(cell).warm_up + 2 * facts.algorithm(cell).period):
+            if step == facts.algorithm(cell).warm_up:
+                before = dict(engine.sent())
+            engine.module(gradient(comm.rank, step)).backward()
+            engine.synchronize()
+            engine.optimize()
+            engine.publish()
+        return {level for level, sent in engine.sent().items() if sent > before[level]}
+
+
+@pytest.mark.parametrize("name", IN_STEPS)
+def test_by_server_is_where_it_sends(name: str) -> None:
+    forms = declared(name).compare
+    seen = set()
+    for form in forms:
+        cell = resolved(f"algo={name}", "task=quadratic", *short(name), *(f"algo.{option}" for option in form))
+        found = run("threads", 4, levels, cell, per_server=2)[0]
+        seen.add(facts.algorithm(cell).by_server)
+        assert ("flat" not in found) == facts.algorithm(cell).by_server
+    assert len(seen) == len(forms), "the forms worth comparing are alike"
+
+
+def skipped(comm: CountedComm, cell: dict[str, Any], leave_out: bool) -> Tensor:
+    """Weights after steps of which one overflows everywhere, or is not taken at all."""
+    model = Linear(64)
+    bad = facts.algorithm(cell).warm_up + 3
+    with make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.05), comm) as trainer:
+        trainer.scale = LossScale(torch.device("cpu"), 1.0)
+        for step in range(bad + 4):
+            if step == bad and leave_out:
+                continue
+            g = torch.full((64,), torch.inf) if step == bad else gradient(comm.rank, step)
+            trainer.scale.scaled(trainer.module(g)).backward()
+            trainer.synchronize()
+            trainer.optimize()
+            trainer.publish()
+        return model.x.detach().clone()
+
+
+@pytest.mark.parametrize("name", IN_STEPS)
+def test_a_step_that_may_be_skipped_leaves_no_trace(name: str) -> None:
+    """Where replicas are equal. Elsewhere the weights are averaged in the step all the same."""
+    cell = resolved(f"algo={name}", "task=quadratic", *short(name))
+    if not facts.equal_replicas(cell):
+        assert facts.algorithm(cell).skips_steps
+        return
+    taken, left_out = (run("threads", 2, skipped, cell, way) for way in (False, True))
+    alike = all(torch.equal(a, b) for a, b in zip(taken, left_out, strict=True))
+    assert alike == facts.algorithm(cell).skips_steps
+
+
+class Shaped(nn.Module):
+    """The same 64 elements as a matrix or as a vector."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.linspace(-1, 1, 64).view(*shape))
+
+    def forward(self, g: Tensor) -> Tensor:
+        return self.x.flatten() @ g
+
+
+def shaped(comm: CountedComm, cell: dict[str, Any], shape: Sequence[int]) -> Tensor:
+    model = Shaped(shape)
+    with make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.05), comm) as trainer:
+        for step in range(facts.algorithm(cell).warm_up + 3):
+            trainer.module(gradient(comm.rank, step)).backward()
+            trainer.synchronize()
+            trainer.optimize()
+            trainer.publish()
+        return model.x.detach().flatten().clone()
+
+
+@pytest.mark.parametrize("name", IN_STEPS)
+def test_who_does_not_need_shapes_does_not_see_them(name: str) -> None:
+    cell = resolved(f"algo={name}", "task=quadratic", *short(name))
+    matrix, vector = (run("threads", 2, shaped, cell, shape) for shape in ((8, 8), (64,)))
+    alike = all(torch.equal(a, b) for a, b in zip(matrix, vector, strict=True))
+    assert alike != facts.algorithm(cell).needs_shapes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_buckets_are_what_is_declared(name: str) -> None:
+    """Two tensors that would go into buckets of their own."""
+    cell = resolved(f"algo={name}", "task=quadratic", *short(name), "run.bucket_size=0B")
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    [comm] = ThreadComm.world(1)
+    if declared(name).pairs:
+        cell = resolved(f"algo={name}", "task=quadratic", f"algo.{declared(name).unpaired}", "run.bucket_size=0B")
+    engine = make_trainer(cell, model, torch.optim.Adam(model.parameters()), comm)
+    assert isinstance(engine, Engine)
+    with engine:
+        assert (len(engine.buckets) == 1) == (declared(name).buckets == "one")
+
+
+def test_exactly_one_is_the_baseline_and_everybody_looks_different() -> None:
+    known = [declared(name) for name in options("algo")]
+    assert sum(fact.baseline for fact in known) == 1
+    for looks in ("title", "colour", "marker"):
+        assert len({getattr(fact, looks) for fact in known}) == len(known), looks
+
+
+@pytest.mark.parametrize("name", options("task"))
+def test_tasks_have_layers_where_they_say_so(name: str) -> None:
+    fact = facts.task(resolved(f"task={name}"))
+    if fact.layers:
+        from bagua_bench.emulate.layers import layers_of
+
+        assert layers_of(resolved(f"task={name}", "mode=simulate")).elements > 0
+
+
+def test_a_missing_or_wrong_declaration_is_one_line() -> None:
+    algo = resolved("algo=bytegrad")["algo"]
+    for about, message in (
+        (None, "about: is missing"),
+        ({"title": "x"}, r"about\.same_update is missing"),
+        ({"title": "x", "same_update": True, "sync_every": 8}, r"about\.sync_every=8: no such key; allowed: title"),
+        ({"title": "x", "same_update": "yes"}, r"about\.same_update=yes: expected bool"),
+    ):
+        with pytest.raises(ValueError, match=f"conf/algo/bytegrad.yaml: {message}"):
+            facts.algorithm({"algo": {**algo, "about": about}})
