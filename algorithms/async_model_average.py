@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from algorithms.base import Above, Algorithm, Bucket, Comm, Least, When
+from algorithms.base import Above, Algorithm, Bucket, Comm, Least, Turn, When
 from algorithms.primitives import c_fp_s
 
 
@@ -31,8 +31,10 @@ class AsyncModelAverage(Algorithm):
         self.snapshot: dict[str, Tensor] = {}
         self.mean: dict[str, Tensor] = {}
 
-    def moment(self, step: int) -> When:
-        return When.BACKWARD if step <= self.warmup_steps else When.FREE
+    def turns(self, step: int) -> Sequence[Turn]:
+        if step <= self.warmup_steps:
+            return (Turn(When.BACKWARD, communicate=self.warm_up),)
+        return (Turn(When.FREE),)
 
     def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
         for dtype in {bucket.weight.dtype for bucket in buckets} - {torch.float32, torch.float64}:
@@ -40,16 +42,14 @@ class AsyncModelAverage(Algorithm):
         self.snapshot = {bucket.name: torch.empty_like(bucket.weight) for bucket in buckets}
         self.mean = {bucket.name: torch.empty_like(bucket.weight) for bucket in buckets}
 
+    def warm_up(self, bucket: Bucket, comm: Comm, step: int) -> None:
+        c_fp_s(bucket.grad, comm)
+
     def prepare(self, bucket: Bucket, step: int) -> None:
-        if step > self.warmup_steps:
-            self.snapshot[bucket.name].copy_(bucket.weight)
+        self.snapshot[bucket.name].copy_(bucket.weight)
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
-        if step <= self.warmup_steps:
-            c_fp_s(bucket.grad, comm)
-        else:
-            c_fp_s(self.mean[bucket.name].copy_(self.snapshot[bucket.name]), comm)
+        c_fp_s(self.mean[bucket.name].copy_(self.snapshot[bucket.name]), comm)
 
     def finish(self, bucket: Bucket, step: int) -> None:
-        if step > self.warmup_steps:
-            bucket.weight.add_(self.mean[bucket.name].sub_(self.snapshot[bucket.name]))
+        bucket.weight.add_(self.mean[bucket.name].sub_(self.snapshot[bucket.name]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
@@ -43,13 +43,24 @@ class When(Enum):
     """The moment of a training step at which the engine runs `Algorithm.communicate`."""
 
     BACKWARD = "backward"
-    """Bucket by bucket, as soon as a bucket's gradients are complete; done before the optimizer step."""
+    """Bucket by bucket, as soon as a bucket's gradients are complete; `finish` at the end of the backward pass."""
     FORWARD = "forward"
     """From the start of the forward pass, beside forward and backward; `finish` before the optimizer step."""
     STEP = "step"
-    """After the optimizer step, blocking."""
+    """After the optimizer step; `finish` there as well."""
     FREE = "free"
-    """On its own, in a loop of averaging rounds that training does not wait for."""
+    """On its own, in a loop of averaging rounds that training does not wait for; such a step has no other turn."""
+
+
+class Carry(Enum):
+    """What becomes of a rank's state when training goes on with another number of ranks."""
+
+    KEEP = "keep"
+    """It is equal on all ranks, and stays."""
+    AVERAGE = "average"
+    """Every rank gets the mean of all."""
+    ZERO = "zero"
+    """It is as `Algorithm.start` makes it."""
 
 
 class Comm(Protocol):
@@ -92,11 +103,30 @@ class Comm(Protocol):
     def all_gather(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return everyone's x (...) stacked in the order of ranks, (size, ...), in `out` if given."""
 
+    def gather_ragged(self, x: Tensor) -> list[Tensor]:
+        """Return everyone's 1-D x, whose lengths may differ, in the order of ranks."""
+
+    def reduce_scatter(self, x: Tensor, op: Op = Op.SUM) -> Tensor:
+        """Reduce x (size, ...) over all ranks; return row `rank` of the result, (...)."""
+
     def exchange(self, x: Tensor, peers: Sequence[int]) -> list[Tensor]:
         """Send x to every peer and return the tensor received from each; peers must name each other."""
 
+    def send_receive(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Send each tensor to the rank beside it, and overwrite each of `receives` with what that rank sends.
+
+        Messages from one rank to another arrive in their order; lengths and types agree on both sides.
+        """
+
+    def subgroup(self, ranks: Sequence[int]) -> Comm:
+        """The communicator of some of these ranks, in ascending order; called by these alone, once each."""
+
     def barrier(self) -> None:
         """Return when every rank has called it."""
+
+
+Message = tuple[int, Tensor]
+"""The other rank, and what is sent to it or received from it."""
 
 
 @dataclass
@@ -105,7 +135,8 @@ class Bucket:
 
     `weight` and `grad` are 1-D, of equal length, zero-padded behind the first `elements` to a multiple of the
     number of ranks. `grad` is empty when the algorithm does not communicate gradients. `state` is the algorithm's
-    own: flat tensors that belong to this bucket; the engine saves and restores it.
+    own: flat tensors, those as long as `weight` laid out like it; `each` holds lists of tensors of any shape, one per
+    parameter. The engine saves and restores both by parameter.
     """
 
     name: str
@@ -113,6 +144,7 @@ class Bucket:
     weight: Tensor
     grad: Tensor
     state: dict[str, Tensor] = field(default_factory=dict)
+    each: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @property
     def elements(self) -> int:
@@ -128,6 +160,27 @@ class Bucket:
         return views
 
 
+Piece = Callable[[Bucket, Comm, int], None]
+Moment = Callable[[Bucket, int], None]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A part of the communication of a step: on which buckets, when, and when its result lands."""
+
+    when: When
+    buckets: tuple[int, ...] | None = None
+    """Their positions; None: all."""
+    land: int = 0
+    """`finish` runs so many steps later, at the same moment. `communicate` then works on what `prepare` took."""
+    communicate: Piece | None = None
+    """What runs in place of the algorithm's three methods, where a step has two parts; None: these."""
+    prepare: Moment | None = None
+    """What goes with such a `communicate`; None: nothing."""
+    finish: Moment | None = None
+    """What goes with such a `communicate`; None: nothing."""
+
+
 class Algorithm(ABC):
     """One distributed training algorithm, written synchronously; the engine supplies overlap and order.
 
@@ -141,6 +194,8 @@ class Algorithm(ABC):
     """Whether all parameters (of one dtype) belong in a single bucket, whatever the bucket size."""
     consensus: ClassVar[float] = 0.0
     """Largest allowed distance of a replica from the mean of all, relative to a replica's mean norm; 0: bit-equal."""
+    carry: ClassVar[Mapping[str, Carry]] = {}
+    """Of every name in `Bucket.state` and `Bucket.each`: what becomes of it with another number of ranks."""
     _given: tuple[tuple[Any, ...], dict[str, Any]]
     pause: float = 0.0
     """Seconds between two rounds of an algorithm that runs FREE."""
@@ -168,13 +223,13 @@ class Algorithm(ABC):
         """Return the optimizer to train with: the one `given`, unless the algorithm needs another."""
         return given
 
-    def moment(self, step: int) -> When:
-        """When `communicate` runs in this step; `when`, unless the algorithm has stages."""
-        return self.when
+    def partition(self, params: Sequence[Parameter]) -> Sequence[Sequence[Parameter]] | None:
+        """Which parameters, of those that are trained, form a bucket; None: by size, those used last first."""
+        return None
 
-    def communicates(self, step: int) -> bool:
-        """Whether anything is communicated in this step; equal on all ranks."""
-        return True
+    def turns(self, step: int) -> Sequence[Turn]:
+        """What is communicated in this step, equal on all ranks; all buckets at `when`, unless the algorithm says."""
+        return (Turn(self.when),)
 
     def consumes_gradients(self, step: int) -> bool:
         """Whether `communicate` uses the gradients up, so that changing them after the backward pass does nothing."""
@@ -190,9 +245,9 @@ class Algorithm(ABC):
             release()
 
     def prepare(self, bucket: Bucket, step: int) -> None:
-        """Take from the weights what `communicate` needs, just before it and while nobody writes them.
+        """Take from weights or gradients what `communicate` needs, on the training thread, just before it.
 
-        Only FREE algorithms need it: in the other moments the weights do not change during `communicate`.
+        For turns that run FREE or land in a later step: in all others nothing changes during `communicate`.
         """
 
     @abstractmethod
@@ -200,7 +255,13 @@ class Algorithm(ABC):
         """Run the algorithm on one bucket. Collective; buckets come in the same order on every rank."""
 
     def finish(self, bucket: Bucket, step: int) -> None:
-        """Publish the result of `communicate` on the training thread, while nobody reads the weights."""
+        """Publish what `communicate` found in `step`, on the training thread, while nobody reads the weights."""
+
+    def settle(self, buckets: Sequence[Bucket], comm: Comm) -> None:
+        """Have the replicas meet, at the end of training: in the mean of all, unless the algorithm knows better."""
+        if self.consensus > 0:
+            for bucket in buckets:
+                comm.all_reduce(bucket.weight, Op.AVG)
 
 
 def _plain(value: object) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from algorithms.base import Algorithm, Bucket, Comm, Least, When
+from algorithms.base import Algorithm, Bucket, Comm, Least, Turn, When
 from algorithms.primitives import c_fp_s, d_fp_s, participants
 from algorithms.topology import check_even, shift_one
 
@@ -44,8 +44,8 @@ class Decentralized(Algorithm):
             check_even(participants(comm, self.hierarchical))
         self.averaged = {bucket.name: torch.empty_like(bucket.weight) for bucket in buckets}
 
-    def communicates(self, step: int) -> bool:
-        return (step - 1) % self.interval == 0
+    def turns(self, step: int) -> Sequence[Turn]:
+        return () if (step - 1) % self.interval else (Turn(self.when),)
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
         averaged = self.averaged[bucket.name]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch.optim import Optimizer
 
-from algorithms.base import Algorithm, Bucket, Comm, Least, When
+from algorithms.base import Algorithm, Bucket, Carry, Comm, Least, Turn, When
 from algorithms.codecs import MinMaxUInt8
 from algorithms.primitives import d_lp_s
 
@@ -23,6 +23,7 @@ class LowPrecisionDecentralized(Algorithm):
     when = When.STEP
     gradients = False
     consensus = 0.75
+    carry: ClassVar = dict.fromkeys(_REPLICAS, Carry.ZERO)
 
     def __init__(
         self,
@@ -40,8 +41,8 @@ class LowPrecisionDecentralized(Algorithm):
         for bucket in buckets:
             bucket.state = {name: bucket.weight.clone() for name in _REPLICAS}
 
-    def communicates(self, step: int) -> bool:
-        return (step - 1) % self.interval == 0
+    def turns(self, step: int) -> Sequence[Turn]:
+        return () if (step - 1) % self.interval else (Turn(self.when),)
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
         own, left, right = (bucket.state[name] for name in _REPLICAS)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 from torch.optim import Optimizer
 
-from algorithms.base import Algorithm, Bucket, Comm, Least
+from algorithms.base import Algorithm, Bucket, Carry, Comm, Least
 from algorithms.codecs import CODECS
 from algorithms.primitives import c_fp_s, c_lp_s, error_memory, errors_of
 from algorithms.qadam_optimizer import QAdamOptimizer
@@ -20,6 +20,8 @@ class QAdam(Algorithm):
     Takes over an Adam or AdamW, with its schedules, or stands in for another optimizer if `lr` is given; lr, betas, eps
     and weight_decay replace the optimizer's. preset="released": rows 1-5 and 8 of spec 0.2, over all other arguments.
     """
+
+    carry: ClassVar = {"sent_error": Carry.AVERAGE, "reduced_error": Carry.ZERO}
 
     def __init__(
         self,

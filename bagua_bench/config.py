@@ -30,7 +30,10 @@ class Mode(Enum):
 
 
 class Origin(Enum):
-    """Whose time optimizer or codec takes in `mode=emulate`: the profile's, or this machine's for doing it."""
+    """Whose time the optimizer, or codecs and an algorithm's other arithmetic, takes in `mode=emulate`.
+
+    The profile's, or this machine's for doing it.
+    """
 
     profile = "profile"
     measured = "measured"

@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import StepLR
 
 from algorithms.async_model_average import AsyncModelAverage
-from algorithms.base import Algorithm, Bucket, Comm, When
+from algorithms.base import Algorithm, Bucket, Comm, Turn, When
 from algorithms.decentralized import Decentralized
 from algorithms.gradient_allreduce import GradientAllReduce
 from algorithms.primitives import c_fp_s
@@ -72,8 +72,8 @@ class PeriodicAverage(Algorithm):
 
     when, gradients, consensus = When.STEP, False, 0.75
 
-    def communicates(self, step: int) -> bool:
-        return step % 2 == 0
+    def turns(self, step: int) -> Sequence[Turn]:
+        return () if step % 2 else (Turn(self.when),)
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
         c_fp_s(bucket.weight, comm)

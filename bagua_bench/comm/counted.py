@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from algorithms.base import Op
+from algorithms.base import Message, Op
 from bagua_bench.comm import traffic
 
 
@@ -16,21 +17,25 @@ class CommError(RuntimeError):
 
 
 class CountedComm(ABC):
-    """Implements `algorithms.base.Comm` over six collectives of a subclass, which are called only for size > 1."""
+    """Implements `algorithms.base.Comm` over collectives of a subclass, which are called only for size > 1."""
 
     def __init__(self, rank: int, size: int, intra: CountedComm | None = None, inter: CountedComm | None = None):
         self.rank, self.size = rank, size
         self.intra, self.inter = intra, inter
         self._sent = 0.0
+        self._groups: dict[tuple[int, ...], CountedComm] = {}
 
     @property
     def sent(self) -> dict[str, float]:
-        """Bytes this rank has sent so far among all ranks, inside its server, and between leaders."""
+        """Bytes this rank has sent so far among all ranks and in groups of them, inside its server, between leaders."""
         return {
-            "flat": self._sent,
-            "intra": self.intra._sent if self.intra else 0.0,
-            "inter": self.inter._sent if self.inter else 0.0,
+            "flat": self._total(),
+            "intra": self.intra._total() if self.intra else 0.0,
+            "inter": self.inter._total() if self.inter else 0.0,
         }
+
+    def _total(self) -> float:
+        return self._sent + sum(group._total() for group in self._groups.values())
 
     def all_reduce(self, x: Tensor, op: Op = Op.SUM) -> None:
         if self.size > 1:
@@ -63,12 +68,45 @@ class CountedComm(ABC):
         self._all_gather(x, gathered)
         return gathered
 
+    def gather_ragged(self, x: Tensor) -> list[Tensor]:
+        lengths = self._lengths(x)
+        gathered = [x if rank == self.rank else x.new_empty(length) for rank, length in enumerate(lengths)]
+        others = [(self.rank + i) % self.size for i in range(1, self.size)]  # the next one first: nobody is all's first
+        self.send_receive([(r, x) for r in others], [(r, gathered[r]) for r in others])
+        return gathered
+
+    def reduce_scatter(self, x: Tensor, op: Op = Op.SUM) -> Tensor:
+        if self.size == 1:
+            return x[0].clone()
+        self._sent += traffic.reduce_scatter(x.nbytes, self.size)
+        return self._reduce_scatter(x, op)
+
     def exchange(self, x: Tensor, peers: Sequence[int]) -> list[Tensor]:
-        self._sent += traffic.exchange(x.nbytes, len(peers))
-        return self._exchange(x, peers) if peers else []
+        received = [torch.empty_like(x) for _ in peers]
+        self.send_receive([(peer, x) for peer in peers], list(zip(peers, received, strict=True)))
+        return received
+
+    def send_receive(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        self._sent += sum(x.nbytes for _, x in sends)
+        self._send_receive(sends, receives)
+
+    def subgroup(self, ranks: Sequence[int]) -> CountedComm:
+        members = tuple(ranks)
+        if list(members) != sorted({*members} & {*range(self.size)}) or self.rank not in members:
+            raise ValueError(
+                f"subgroup({list(members)}): ascending ranks of 0 to {self.size - 1}, {self.rank} among them"
+            )
+        if members not in self._groups:
+            self._groups[members] = self._subgroup(members)
+        return self._groups[members]
 
     def close(self) -> None:
         """Give back what the communicator holds; no other rank needs it any more."""
+
+    def _lengths(self, x: Tensor) -> list[int]:
+        """Of everyone's x."""
+        own = torch.tensor([len(x)], device=x.device)
+        return [int(length) for length in self.all_gather(own).flatten().tolist()]
 
     @abstractmethod
     def barrier(self) -> None: ...
@@ -89,4 +127,11 @@ class CountedComm(ABC):
     def _all_gather(self, x: Tensor, out: Tensor) -> None: ...
 
     @abstractmethod
-    def _exchange(self, x: Tensor, peers: Sequence[int]) -> list[Tensor]: ...
+    def _reduce_scatter(self, x: Tensor, op: Op) -> Tensor: ...
+
+    @abstractmethod
+    def _send_receive(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Also called where both are empty: where it is a meeting of all, every rank comes."""
+
+    @abstractmethod
+    def _subgroup(self, ranks: tuple[int, ...]) -> CountedComm: ...

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from algorithms.base import Op
+from algorithms.base import Message, Op
 from bagua_bench.comm.counted import CommError, CountedComm
 
 _REDUCE: dict[Op, Callable[[Tensor, Tensor], Tensor]] = {
@@ -23,14 +23,28 @@ class _Board:
     """Where the ranks of one group show each other their tensors."""
 
     def __init__(self, size: int, timeout: float) -> None:
-        self.slots: list[Tensor | None] = [None] * size
+        self.slots: list[list[Message]] = [[] for _ in range(size)]
+        self.timeout = timeout
         self.barrier = threading.Barrier(size, timeout=timeout)
+        self.groups: dict[tuple[int, ...], _Board] = {}
+        self._making = threading.Lock()
 
     def meet(self) -> None:
         try:
             self.barrier.wait()
         except threading.BrokenBarrierError:
             raise CommError("a rank failed or the time-out passed") from None
+
+    def group(self, ranks: tuple[int, ...]) -> _Board:
+        """The board of some of the ranks, the same for all of them."""
+        with self._making:
+            return self.groups.setdefault(ranks, _Board(len(ranks), self.timeout))
+
+    def abort(self) -> None:
+        """Make pending and later meetings fail, those of groups as well."""
+        self.barrier.abort()
+        for board in self.groups.values():
+            board.abort()
 
 
 class ThreadComm(CountedComm):
@@ -59,16 +73,16 @@ class ThreadComm(CountedComm):
         """Make every pending and later call of all ranks fail, as the death of this rank would."""
         for comm in (self, self.intra, self.inter):
             if isinstance(comm, ThreadComm):
-                comm._board.barrier.abort()
+                comm._board.abort()
 
     def barrier(self) -> None:
         self._board.meet()
 
     def _share(self, x: Tensor) -> list[Tensor]:
         """Copies of everyone's x, in the order of ranks."""
-        self._board.slots[self.rank] = x
+        self._board.slots[self.rank] = [(self.rank, x)]
         self._board.meet()
-        shown = [tensor.clone() for tensor in self._board.slots if tensor is not None]
+        shown = [tensor.clone() for [(_, tensor)] in self._board.slots]
         self._board.meet()
         return shown
 
@@ -95,6 +109,16 @@ class ThreadComm(CountedComm):
     def _all_gather(self, x: Tensor, out: Tensor) -> None:
         torch.stack(self._share(x), out=out)
 
-    def _exchange(self, x: Tensor, peers: Sequence[int]) -> list[Tensor]:
-        everyone = self._share(x)
-        return [everyone[peer] for peer in peers]
+    def _reduce_scatter(self, x: Tensor, op: Op) -> Tensor:
+        return self._reduced(x, op)[self.rank].clone()
+
+    def _send_receive(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        self._board.slots[self.rank] = list(sends)
+        self._board.meet()
+        queues = {r: [x.clone() for to, x in sent if to == self.rank] for r, sent in enumerate(self._board.slots)}
+        self._board.meet()
+        for source, out in receives:
+            out.copy_(queues[source].pop(0))
+
+    def _subgroup(self, ranks: tuple[int, ...]) -> ThreadComm:
+        return ThreadComm(self._board.group(ranks), ranks.index(self.rank))

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from algorithms.base import Op
+from algorithms.base import Message, Op
 from bagua_bench.comm.counted import CommError, CountedComm
 
 _OPS = {
@@ -22,6 +22,7 @@ _OPS = {
 }
 
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # renamed in torch 2.13
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # the same
 
 
 class TorchComm(CountedComm):
@@ -32,11 +33,17 @@ class TorchComm(CountedComm):
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, intra: TorchComm | None = None, inter: TorchComm | None = None
+        self,
+        group: dist.ProcessGroup,
+        timeout: float,
+        intra: TorchComm | None = None,
+        inter: TorchComm | None = None,
     ) -> None:
         super().__init__(group.rank(), group.size(), intra, inter)
         self.group = group
-        self._is_gloo = dist.get_backend(group) == "gloo"
+        self._timeout = timeout
+        self._backend = dist.get_backend(group)
+        self._is_gloo = self._backend == "gloo"
 
     @classmethod
     def create(cls, backend: str, timeout: float, ranks_per_server: int = 1) -> TorchComm:
@@ -50,7 +57,7 @@ class TorchComm(CountedComm):
 
         def group_of(ranks: list[int]) -> TorchComm | None:
             group = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend)
-            return cls(group) if rank in ranks else None
+            return cls(group, timeout) if rank in ranks else None
 
         intra = inter = None
         if ranks_per_server > 1:
@@ -79,10 +86,11 @@ class TorchComm(CountedComm):
         return {str(peer): self.group.report(peer) for peer in range(self.size) if peer != self.rank}
 
     def close(self) -> None:
-        for comm in (self.intra, self.inter, self):
-            if isinstance(comm, TorchComm):
-                dist.destroy_process_group(comm.group)
-                del comm.group  # its threads and sockets end with the last reference
+        for comm in (*self._groups.values(), self.intra, self.inter):
+            if comm is not None:
+                comm.close()
+        dist.destroy_process_group(self.group)
+        del self.group  # its threads and sockets end with the last reference
 
     def barrier(self) -> None:
         with _errors("barrier"):
@@ -104,7 +112,7 @@ class TorchComm(CountedComm):
         with _errors("all_to_all"):
             if self._is_gloo:
                 out[self.rank].copy_(x[self.rank])
-                self._send_and_receive([(peer, x[peer], out[peer]) for peer in self._others()])
+                self._move([(peer, x[peer]) for peer in self._others()], [(peer, out[peer]) for peer in self._others()])
             else:
                 dist.all_to_all_single(out, x, group=self.group)
 
@@ -112,29 +120,43 @@ class TorchComm(CountedComm):
         with _errors("all_gather"):
             if self._is_gloo:
                 out[self.rank].copy_(x)
-                self._send_and_receive([(peer, x, out[peer]) for peer in self._others()])
+                self._move([(peer, x) for peer in self._others()], [(peer, out[peer]) for peer in self._others()])
             else:
                 _all_gather(out, x[None], group=self.group)
 
-    def _exchange(self, x: Tensor, peers: Sequence[int]) -> list[Tensor]:
-        received = [torch.empty_like(x) for _ in peers]
-        with _errors("exchange"):
-            self._send_and_receive([(peer, x, out) for peer, out in zip(peers, received, strict=True)])
-        return received
+    def _reduce_scatter(self, x: Tensor, op: Op) -> Tensor:
+        out = torch.empty_like(x[0])
+        with _errors("reduce_scatter"):
+            _reduce_scatter(out[None], x, _OPS[op], group=self.group)
+        return out
+
+    def _send_receive(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        with _errors("send_receive"):
+            self._move(sends, receives)
+
+    def _subgroup(self, ranks: tuple[int, ...]) -> TorchComm:
+        everyone = dist.get_process_group_ranks(self.group)
+        made = dist.new_group(
+            [everyone[rank] for rank in ranks],
+            timeout=timedelta(seconds=self._timeout),
+            backend=self._backend,
+            use_local_synchronization=True,
+        )
+        return TorchComm(made, self._timeout)
 
     def _others(self) -> list[int]:
         """All other ranks, the next one first: nobody is everybody's first."""
         return [(self.rank + i) % self.size for i in range(1, self.size)]
 
-    def _send_and_receive(self, pairs: Sequence[tuple[int, Tensor, Tensor]]) -> None:
-        """Direct messages: to every peer, and from it.
+    def _move(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Direct messages.
 
         Receives come first: gloo sends only what the peer is known to wait for, and on a slow network that news would
         else queue behind the data, and one direction wait for the other.
         """
-        calls = [dist.P2POp(dist.irecv, out, group=self.group, group_peer=peer) for peer, _, out in pairs]
-        calls += [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer, x, _ in pairs]
-        for work in dist.batch_isend_irecv(calls):
+        calls = [dist.P2POp(dist.irecv, out, group=self.group, group_peer=peer) for peer, out in receives]
+        calls += [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer, x in sends]
+        for work in dist.batch_isend_irecv(calls) if calls else []:
             work.wait()
 
 

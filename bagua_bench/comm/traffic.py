@@ -30,6 +30,6 @@ def broadcast(nbytes: int, n: int, distance: int) -> float:
     return float(children * nbytes)
 
 
-def exchange(nbytes: int, peers: int) -> float:
-    """Direct sends to every peer."""
-    return float(peers * nbytes)
+def reduce_scatter(nbytes: int, n: int) -> float:
+    """Ring: all of x but one part."""
+    return (n - 1) / n * nbytes

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from algorithms.codecs.base import Codec
+from bagua_bench.emulate.arithmetic import Debt, Meter
 from bagua_bench.emulate.compute import compute_of, slow_factors
 from bagua_bench.emulate.layers import layers_of
 from bagua_bench.emulate.pace import Sleeper
@@ -16,6 +17,8 @@ from bagua_bench.training.trainer import Trainer
 NOT_CHECKED: dict[str, Any] = {"passed": True, "reason": None, "replicas": "not compared: nothing is learned"}
 """The checks of a run whose weights mean nothing."""
 
+_NAMES = {"optimizer": "optimizer", "codec": "codecs and the algorithm's arithmetic on tensors"}
+
 
 class Emulation:
     """What one rank of a resolved configuration needs to compute at another machine's speed."""
@@ -25,9 +28,16 @@ class Emulation:
         self._cell = cell
         self._compute = compute = compute_of(cell, layers)
         self._slow = slow_factors(cell["cluster"]).get(rank, 1.0)
+        self._debt = Debt(compute.memory_bandwidth / self._slow)
         each = self._slow / cell["run"]["accumulate"]
         self._pace = Sleeper({"forward": compute.forward * each, "backward": compute.backward * each})
         self.task = EmulatedTask(cell, layers, self._pace)
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """The context of an algorithm's own operations on tensors: they take the emulated machine's time."""
+        if self._cell["compute"]["codec"] != "profile":
+            return nullcontext()
+        return Meter(self._debt, values=False)
 
     def attach(self, trainer: Trainer) -> None:
         """Have optimizer and codecs take the emulated machine's time, where the profile says so.
@@ -37,8 +47,7 @@ class Emulation:
         if self._cell["compute"]["optimizer"] == "profile":
             trainer.optimizer.step = self._optimizer_step  # type: ignore[method-assign,assignment]
         if self._cell["compute"]["codec"] == "profile":
-            bandwidth = self._compute.memory_bandwidth / self._slow
-            Codec.stand_in = staticmethod(lambda traffic: time.sleep(traffic / bandwidth))
+            Codec.stand_in = staticmethod(self._debt)
 
     def _optimizer_step(self, closure: object = None) -> None:
         self._pace.spend(self._compute.optimizer * self._slow)
@@ -53,15 +62,15 @@ class Emulation:
         scaled = [size] if factor != 1 else []
         return {
             "real": [
-                "parameter and gradient tensors, autograd hooks, buckets, the algorithm and its arithmetic on tensors",
+                "parameter and gradient tensors, autograd hooks, buckets, the engine's schedule, the algorithm's calls",
                 "every message, the transport and the network it runs over",
-                *(f"{key}: done and timed on this machine" for key in real),
+                *(f"{_NAMES[key]}: done and timed on this machine" for key in real),
             ],
             "emulated": [
                 "forward and backward: every layer sleeps its share (by multiply-adds) of the emulated machine's time",
                 "values: weights and gradients are zero, nothing is learned",
                 *scaled,
-                *(f"{key}: sleeps for its memory traffic" for key in slept),
+                *(f"{_NAMES[key]}: sleeps for its memory traffic" for key in slept),
             ],
             "step_seconds": {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer},
             "step_seconds_from": compute.origin,

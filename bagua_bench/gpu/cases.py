@@ -79,7 +79,9 @@ def trained(case: Case, comm: TorchComm, device: torch.device) -> Found:
     with engine:
         for batch in batches[:-2]:
             step(batch)
-        free = algorithm.moment(_STEPS) is When.FREE  # a thread of its own averages, and that one may wait
+        free = any(
+            turn.when is When.FREE for turn in algorithm.turns(_STEPS)
+        )  # a thread of its own averages, and that one may wait
         found = _watched(step, batches[-2:], device.type == "cuda" and not free)
         with engine.paused():
             return {**found, "weights": _weights(model), "tolerance": case.tolerance}

@@ -58,12 +58,15 @@ class Clock:
 
             return run_free(self, program)
         timing = Timing()
+        left: list[list[float]] = []
         for number, step in enumerate(program.steps):
-            if number and step == program.steps[number - 1]:
-                timing.steps.append(timing.steps[-1])  # steps end with an empty lane: equal steps take equal time
-            else:
-                lanes = int(self._cluster.physics.lanes) if program.asynchronous else 1
-                timing.steps.append(_Run(self, program.fusion, lanes).take(step))
+            if number and step == program.steps[number - 1] and not left:
+                timing.steps.append(timing.steps[-1])  # both begin and end with an empty lane
+                continue
+            lanes = int(self._cluster.physics.lanes) if program.asynchronous else 1
+            run = _Run(self, program.fusion, lanes, left)
+            timing.steps.append(run.take(step))
+            left = run.left()
         return timing
 
     @property
@@ -109,12 +112,14 @@ class Clock:
 class _Run:
     """One step: where every class's training thread is, and when its lane will be empty."""
 
-    def __init__(self, clock: Clock, fusion: Fusion | None, lanes: int) -> None:
+    def __init__(self, clock: Clock, fusion: Fusion | None, lanes: int, left: list[list[float]]) -> None:
         self._clock, self._fusion = clock, fusion
         self._ends = [0.0] * lanes  # of the collectives under way, where there may be several
         self._line = 0.0
         self._now = [0.0 for _ in clock.classes]
-        self._lane = [0.0 for _ in clock.classes]
+        self._lane = left[-1] if left else [0.0 for _ in clock.classes]
+        self._sent = list(left)  # of every piece of work: when each class is done with it
+        self._landed = 0  # how many of them were waited for
         self._marks: list[list[tuple[str, float]]] = [[] for _ in clock.classes]
         self._pending: list[tuple[float, int]] = []
         self._tick = 0.0
@@ -124,6 +129,11 @@ class _Run:
         for item in step:
             self._item(item)
         return [split(marks, now) for marks, now in zip(self._marks, self._now, strict=True)]
+
+    def left(self) -> list[list[float]]:
+        """Of the work that nobody has waited for when the step ends: how long after it each class is done with it."""
+        sent = self._sent[self._landed :]
+        return [[end - now for end, now in zip(piece, self._now, strict=True)] for piece in sent]
 
     def _item(self, item: Item) -> None:
         if isinstance(item, Work):
@@ -138,8 +148,11 @@ class _Run:
         elif isinstance(item, Wait):
             if self._pending:
                 self._fuse(None)
+            place = len(self._sent) - item.behind - 1
+            self._landed = max(self._landed, place + 1)
+            ends = self._lane if not item.behind else self._sent[place] if place >= 0 else [0.0] * len(self._now)
             for k in self._clock.classes:
-                exposed = max(0.0, self._lane[k] - self._now[k])
+                exposed = max(0.0, ends[k] - self._now[k])
                 self._now[k] += exposed - (self._clock.carried_over(exposed, k) if self._updated else 0.0)
         elif isinstance(item, Traffic):
             for k in self._clock.classes:
@@ -170,6 +183,7 @@ class _Run:
             else:
                 lane = [end + self._clock.duration(op, k) for k, end in enumerate(lane)]
         self._lane = lane
+        self._sent.append(lane)
 
     def _share(self, ops: Sequence[Op], ready: float) -> None:
         """Start collectives as soon as one of the transport's lanes is free; their latencies pass side by side."""

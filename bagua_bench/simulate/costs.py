@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
-from bagua_bench.simulate.cluster import Cluster
+from bagua_bench.simulate.cluster import Cluster, Layout
 from bagua_bench.simulate.program import Collective
 
 
 def seconds(call: Collective, cluster: Cluster) -> float:
     """Time of a call, from the moment all its ranks are there."""
+    if call.group is not None:
+        cluster = replace(cluster, layout=Layout(*call.group))
     servers, per_server = cluster.layout.servers, cluster.layout.per_server
     host = cluster.physics.call if call.kind != "push_pull" else 0.0
     if call.level == "intra" or (call.level == "flat" and servers == 1):
@@ -25,6 +28,7 @@ def inside(call: Collective, g: int, cluster: Cluster) -> float:
     """Within a server: latency + bytes on the bus / bus bandwidth (nccl-tests' definition of the bus bandwidth)."""
     passes = {
         "all_reduce": 2 * (g - 1) / g,
+        "reduce_scatter": (g - 1) / g,
         "all_gather": g - 1,
         "all_to_all": (g - 1) / g,
         "exchange": len(call.offsets),
@@ -40,6 +44,14 @@ def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:
     transfer = ring_transfer(2 * (n * g - 1) / (n * g) * call.nbytes, cluster)
     latency = cluster.physics.ring_hop * cluster.latency
     return ring(2 * (n - 1), latency, transfer, cluster) + 2 * (n * g - n) * cluster.physics.inside_hop
+
+
+def reduce_scatter(call: Collective, g: int, cluster: Cluster) -> float:
+    """Ring: the first half of an all-reduce."""
+    n = cluster.layout.servers
+    transfer = ring_transfer((n * g - 1) / (n * g) * call.nbytes, cluster)
+    latency = cluster.physics.ring_hop * cluster.latency
+    return ring(n - 1, latency, transfer, cluster) + (n * g - n) * cluster.physics.inside_hop
 
 
 def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
@@ -130,6 +142,7 @@ def incast(connections: int, cluster: Cluster, processes: int) -> float:
 
 BETWEEN: dict[str, Callable[[Collective, int, Cluster], float]] = {
     "all_reduce": all_reduce,
+    "reduce_scatter": reduce_scatter,
     "all_gather": all_gather,
     "all_to_all": all_to_all,
     "exchange": exchange,

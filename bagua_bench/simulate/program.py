@@ -35,6 +35,8 @@ class Collective:
     nbytes: int
     level: str  # "flat", "intra", "inter"
     offsets: tuple[int, ...] = ()
+    group: tuple[int, int] | None = None
+    """Servers, and ranks on each, where these are some of all."""
 
 
 Op = Traffic | Collective
@@ -56,7 +58,9 @@ class Ready:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait until the lane is empty."""
+    """Wait until the lane has done all but the last `behind` pieces of work."""
+
+    behind: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from algorithms.base import Op
+from algorithms.base import Message, Op
 from bagua_bench.comm import CountedComm
+from bagua_bench.emulate.arithmetic import Meter
 from bagua_bench.simulate import program
 from bagua_bench.simulate.program import Collective, Gate, Item, Phase, Round, Step, Submit, Traffic, Wait, Work
 
@@ -43,11 +43,14 @@ class Tape:
         ops: list[program.Op] = []
         self._ops = ops
         try:
-            with Meter(self):
-                yield ops
+            yield ops
         finally:
             self._ops = None
             ops[:] = _merged(ops)
+
+    def meter(self) -> Meter:
+        """The context whose arithmetic is noted."""
+        return Meter(lambda nbytes: self.operation(Traffic(nbytes)))
 
     @contextmanager
     def deaf(self) -> Iterator[None]:
@@ -80,14 +83,19 @@ class TapeLane:
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
+        self._submitted = 0
 
     def submit(self, work: Callable[[], None]) -> None:
         with self._tape.job() as ops:
             work()
         self._tape.add(Submit(tuple(ops)))
+        self._submitted += 1
 
-    def wait(self) -> None:
-        self._tape.add(Wait())
+    def mark(self) -> int:
+        return self._submitted
+
+    def wait(self, mark: int | None = None) -> None:
+        self._tape.add(Wait(0 if mark is None else self._submitted - mark))
 
     def close(self) -> None:
         pass
@@ -145,22 +153,31 @@ class TapeLoop:
 class TapeComm(CountedComm):
     """Writes collectives down. `rank` stands for all ranks of its kind; tensors stay as they are."""
 
-    def __init__(self, tape: Tape, level: str, rank: int, size: int, *groups: CountedComm | None) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        level: str,
+        rank: int,
+        size: int,
+        *groups: CountedComm | None,
+        per_server: int = 1,
+        part: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__(rank, size, *groups)
-        self._tape, self._level = tape, level
+        self._tape, self._level, self._per_server, self._part = tape, level, per_server, part
 
     @classmethod
     def world(cls, tape: Tape, servers: int, per_server: int, local: int) -> TapeComm:
         """The communicator of the rank `local` of the first server; 0 is its leader."""
         intra = cls(tape, "intra", local, per_server) if per_server > 1 else None
         inter = cls(tape, "inter", 0, servers) if intra is not None and local == 0 else None
-        return cls(tape, "flat", local, servers * per_server, intra, inter)
+        return cls(tape, "flat", local, servers * per_server, intra, inter, per_server=per_server)
 
     def barrier(self) -> None:
         pass
 
     def _note(self, kind: str, x: Tensor, offsets: Sequence[int] = ()) -> None:
-        self._tape.operation(Collective(kind, x.nbytes, self._level, tuple(offsets)))
+        self._tape.operation(Collective(kind, x.nbytes, self._level, tuple(offsets), self._part))
 
     def _all_reduce(self, x: Tensor, op: Op) -> None:
         self._note("all_reduce", x)
@@ -177,32 +194,27 @@ class TapeComm(CountedComm):
     def _all_gather(self, x: Tensor, out: Tensor) -> None:
         self._note("all_gather", x)
 
-    def _exchange(self, x: Tensor, peers: Sequence[int]) -> list[Tensor]:
-        self._note("exchange", x, [peer - self.rank for peer in peers])
-        return [x.new_empty(x.shape) for _ in peers]
+    def _reduce_scatter(self, x: Tensor, op: Op) -> Tensor:
+        self._note("reduce_scatter", x)
+        return x.new_empty(x.shape[1:])
 
+    def _send_receive(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        if sends:
+            mean = math.ceil(sum(x.nbytes for _, x in sends) / len(sends))
+            offsets = tuple(peer - self.rank for peer, _ in sends)
+            self._tape.operation(Collective("exchange", mean, self._level, offsets, self._part))
 
-class Meter(TorchDispatchMode):
-    """Writes down the memory traffic of arithmetic on meta tensors: every tensor is read or written once."""
+    def _subgroup(self, ranks: tuple[int, ...]) -> TapeComm:
+        if self._level == "flat":
+            servers = len({rank // self._per_server for rank in ranks})
+        else:
+            servers = 1 if self._level == "intra" else len(ranks)
+        part = (servers, math.ceil(len(ranks) / servers))
+        return TapeComm(self._tape, self._level, ranks.index(self.rank), len(ranks), per_server=part[1], part=part)
 
-    def __init__(self, tape: Tape) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._tape = tape
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch imports its compiler, which takes two seconds
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if not func.is_view and not name.startswith(("empty", "new_empty", "detach")):
-            given = [x for x in args if isinstance(x, Tensor)]
-            overwritten = name in ("copy_", "zero_", "fill_")
-            made = [x for x in (result if isinstance(result, tuple | list) else [result]) if isinstance(x, Tensor)]
-            nbytes = sum(x.nbytes for x in (given[1:] if overwritten else given)) + sum(x.nbytes for x in made)
-            self._tape.operation(Traffic(float(nbytes)))
-        return result
+    def _lengths(self, x: Tensor) -> list[int]:
+        self.all_gather(torch.empty(1, dtype=torch.int64, device="meta"))
+        return [len(x)] * self.size
 
 
 def _merged(ops: list[program.Op]) -> list[program.Op]:

@@ -15,7 +15,7 @@ from bagua_bench.emulate.scale import shrink_of
 from bagua_bench.emulate.task import EmulatedTask
 from bagua_bench.peers.base import Peer
 from bagua_bench.simulate.program import Phase, Program, Step, Traffic, Work
-from bagua_bench.simulate.tape import Meter, Tape, TapeComm, TapeLane, TapeLoop, TapePace
+from bagua_bench.simulate.tape import Tape, TapeComm, TapeLane, TapeLoop, TapePace
 from bagua_bench.training.build import build
 from bagua_bench.training.engine import Engine
 
@@ -84,6 +84,7 @@ class _Rank:
                 overlap=self._run["overlap"],
                 lane=partial(TapeLane, self._tape),
                 free=self._make_loop,
+                arithmetic=self._tape.meter,
             )
         self._engine.optimizer.step = self._optimizer_step  # type: ignore[method-assign,assignment]
         self.sent: dict[str, float] = {}
@@ -130,8 +131,7 @@ class _Rank:
             ("communication", engine.publish),
         ):
             tape.add(Phase(phase))
-            with Meter(tape):
-                work()
+            work()
         return tape.cut()
 
     def _optimizer_step(self, closure: object = None) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from algorithms.base import Bucket
+from algorithms.base import Algorithm, Bucket
 from bagua_bench.training.layout import is_dense
 
 
@@ -31,16 +31,37 @@ def split(sizes: Sequence[tuple[str, int]], bucket_size: int) -> list[list[int]]
     return buckets
 
 
-def make_buckets(params: Iterable[Parameter], bucket_size: int, multiple: int, gradients: bool) -> list[Bucket]:
-    """Move trainable parameters, last registered first, into buckets of flat storage.
+def _by_choice(
+    groups: Sequence[Sequence[Parameter]], params: Sequence[Parameter], algorithm: object
+) -> list[list[Parameter]]:
+    """The groups; one that holds several types is one bucket of each."""
+    chosen = [p for group in groups for p in group]
+    if len(chosen) != len(params) or set(chosen) != set(params):
+        raise ValueError(
+            f"{type(algorithm).__name__}.partition: {len(chosen)} parameters in its buckets, {len(params)} are "
+            "trained; each belongs in one bucket"
+        )
+    return [bucket for group in groups for bucket in _by_size(group, 2**63)]
+
+
+def _by_size(ordered: Sequence[Parameter], bucket_size: int) -> list[list[Parameter]]:
+    sizes = [(f"{p.device}/{p.dtype}", p.nbytes) for p in ordered]
+    return [[ordered[i] for i in group] for group in split(sizes, bucket_size)]
+
+
+def make_buckets(
+    params: Iterable[Parameter], bucket_size: int, multiple: int, gradients: bool, algorithm: Algorithm | None = None
+) -> list[Bucket]:
+    """Move trainable parameters into buckets of flat storage: as `algorithm` wants, or by size, last registered first.
 
     `bucket_size` in bytes; lengths are padded to a `multiple` (the number of ranks). Peak memory is one bucket
-    above that of the parameters. A parameter that is not dense (a slice of another tensor) becomes so.
+    above that of the parameters. A parameter that is not dense (a slice of another tensor) becomes so. ValueError for
+    an algorithm's choice that is no partition.
     """
-    ordered = [p for p in params if p.requires_grad][::-1]
-    sizes = [(f"{p.device}/{p.dtype}", p.nbytes) for p in ordered]
-    groups = split(sizes, bucket_size)
-    return [_flatten(str(i), [ordered[j] for j in group], multiple, gradients) for i, group in enumerate(groups)]
+    trained = [p for p in params if p.requires_grad]
+    own = algorithm.partition(trained) if algorithm is not None else None
+    groups = _by_size(trained[::-1], bucket_size) if own is None else _by_choice(own, trained, algorithm)
+    return [_flatten(str(i), group, multiple, gradients) for i, group in enumerate(groups)]
 
 
 def _flatten(name: str, params: list[Parameter], multiple: int, gradients: bool) -> Bucket:

@@ -24,17 +24,24 @@ def build(node: dict[str, Any]) -> Any:
     return getattr(import_module(module), name)(**arguments)
 
 
-def make_trainer(config: dict[str, Any], model: nn.Module, optimizer: Optimizer, comm: CountedComm) -> Trainer:
-    """The engine with an algorithm, or a peer system; collective."""
+def make_trainer(
+    config: dict[str, Any], model: nn.Module, optimizer: Optimizer, comm: CountedComm, **options: Any
+) -> Trainer:
+    """The engine with an algorithm, and `options` for it alone, or a peer system; collective."""
     component = build(config["algo"])
-    trainer = _make(config, component, model, optimizer, comm)
+    trainer = _make(config, component, model, optimizer, comm, options)
     if config["run"]["precision"] == "fp16":
         trainer.scale = LossScale(next(model.parameters()).device)
     return trainer
 
 
 def _make(
-    config: dict[str, Any], component: object, model: nn.Module, optimizer: Optimizer, comm: CountedComm
+    config: dict[str, Any],
+    component: object,
+    model: nn.Module,
+    optimizer: Optimizer,
+    comm: CountedComm,
+    options: dict[str, Any],
 ) -> Trainer:
     if isinstance(component, Peer):
         return component.attach(model, optimizer, comm)
@@ -49,4 +56,5 @@ def _make(
         bucket_size=run["bucket_size"],
         overlap=run["overlap"],
         find_unused_parameters=run["find_unused_parameters"],
+        **options,
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from bagua_bench.training import state
 
 if TYPE_CHECKING:
     from bagua_bench.training.engine import Engine
@@ -37,7 +39,10 @@ def save(engine: Engine, folder: Path, extra: Mapping[str, Any] | None) -> None:
 
 
 def load(engine: Engine, folder: Path) -> dict[str, Any]:
-    """Continue from this rank's part; collective. ValueError, with nothing changed, if it does not fit."""
+    """Continue from this rank's part, or from all ranks' where there were more or fewer; collective.
+
+    ValueError, with nothing changed, if it does not fit.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as read
 
@@ -45,15 +50,20 @@ def load(engine: Engine, folder: Path) -> dict[str, Any]:
         raise ValueError(f"folder={folder}: holds no complete checkpoint")
     known = FileSystemReader(folder).read_metadata().state_dict_metadata
     ranks = sum(1 for key in known if "." not in key)
+
+    def of(rank: int) -> dict[str, Any]:
+        name = _rank(rank)
+        own: dict[str, Any] = {name: None}
+        for key, stored in known.items():
+            if key.startswith(f"{name}."):
+                own[key] = torch.empty(stored.size, dtype=stored.properties.dtype)  # type: ignore[union-attr]
+        read(own, checkpoint_id=folder, process_group=_group(engine))
+        found: dict[str, Any] = _Unpickler(io.BytesIO(own[name]), name, own).load()
+        return found
+
+    saved = of(engine.comm.rank % ranks)
     if ranks != engine.comm.size:
-        raise ValueError(f"folder={folder}: the checkpoint is of {ranks} ranks, there are {engine.comm.size}")
-    name = _rank(engine.comm.rank)
-    own: dict[str, Any] = {name: None}
-    for key, stored in known.items():
-        if key.startswith(f"{name}."):
-            own[key] = torch.empty(stored.size, dtype=stored.properties.dtype)  # type: ignore[union-attr]
-    read(own, checkpoint_id=folder, process_group=_group(engine))
-    saved = _Unpickler(io.BytesIO(own[name]), name, own).load()
+        saved = _for_another_world(saved, [of(rank) for rank in range(ranks)], engine)
     _refuse_other_model(engine, saved["model"])
     engine.refuse_other_state(saved["engine"])
     engine.optimizer.load_state_dict(saved["optimizer"])
@@ -61,6 +71,23 @@ def load(engine: Engine, folder: Path) -> dict[str, Any]:
     engine.load_state_dict(saved["engine"])
     extra: dict[str, Any] = saved["extra"]
     return extra
+
+
+def _for_another_world(saved: dict[str, Any], everyone: Sequence[dict[str, Any]], engine: Engine) -> dict[str, Any]:
+    """What this rank goes on with, from what more or fewer ranks saved.
+
+    Weights and buffers of replicas that differ become their mean, the algorithm's state what it declares (`carry`);
+    optimizer and `extra` are those of rank r mod the number of ranks that saved. What was under way between ranks is
+    dropped.
+    """
+    models = [one["model"] for one in everyone]
+    model = saved["model"]
+    if engine.consensus > 0:
+        model = {name: state.mean(one[name] for one in models) for name in models[0]}
+    carried = state.carry_over([one["engine"] for one in everyone], engine.algorithm)
+    steps = everyone[0]["engine"]["steps"]
+    own = {"steps": steps, "rank": engine.comm.rank, "ranks": engine.comm.size, "pending": [], "weights": None}
+    return {**saved, "model": model, "engine": {**own, **carried}}
 
 
 class _Pickler(pickle.Pickler):

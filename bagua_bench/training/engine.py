@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from bagua_bench.training.free import FreeLoop
 from bagua_bench.training.gradients import Gradients
 from bagua_bench.training.lanes import Lane
 from bagua_bench.training.layout import is_dense, refuse_unfit
+from bagua_bench.training.rounds import Rounds
 from bagua_bench.training.schedule import Schedule
 from bagua_bench.training.several import Several
 from bagua_bench.training.stepper import Stepper
@@ -50,7 +52,7 @@ class Engine(Stepper):
     max_grad_norm: clip gradients to this norm before they are used: the averaged ones, or, where the algorithm uses
     this rank's own, these; `grad_norm` is the norm before.
     lane, free: what runs communication beside computation, in steps (None: a thread, or on a GPU a stream) and in
-    averaging rounds.
+    averaging rounds. arithmetic: the context that the algorithm's methods run in, on whichever thread.
 
     ValueError, one line, for a model, an optimizer or a number of ranks that does not fit, and where ranks differ.
     """
@@ -69,6 +71,7 @@ class Engine(Stepper):
         max_grad_norm: float | None = None,
         lane: Callable[[], Lane] | None = None,
         free: Callable[..., Any] = FreeLoop,
+        arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         super().__init__(find_unused_parameters, max_grad_norm, free)
         optimizers = hooks.check_optimizers(optimizer)
@@ -81,7 +84,7 @@ class Engine(Stepper):
         self._owns_comm = comm is None
         self._bucket_size = 2**63 if algorithm.one_bucket else bucket_size
         self._overlap, self._broadcasts = overlap, broadcast_buffers
-        self._make_lane = lane
+        self._make_lane, self._arithmetic = lane, arithmetic
         self._lane: Lane | None = None
         self._forward_hook: RemovableHandle | None = None
         self._guards: list[RemovableHandle] = []
@@ -130,17 +133,20 @@ class Engine(Stepper):
         self._in_forward = False
         with self.paused():
             saved, trained = state.collect(self.buckets, self._names), set(self._gradients.params)
+            pending = self._schedule.pending
             self._detach()
             self._attach(trained)
             self.algorithm.start(self.buckets, self.comm, self.optimizer)
             state.restore(self.buckets, self._names, saved)
+            self._schedule.resume(pending)
             self._free = None
             self._begin(self.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Steps taken and the algorithm's state on this rank, live; save it beside the model's and the optimizer's."""
+        self._schedule.drain()
         own = {"steps": self.steps, "rank": self.comm.rank, "ranks": self.comm.size, "weights": self._fingerprint()}
-        return {**own, **state.collect(self.buckets, self._names)}
+        return {**own, "pending": self._schedule.pending, **state.collect(self.buckets, self._names)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from this rank's `state_dict()`, after model and optimizer were loaded; collective with averaging
@@ -150,7 +156,7 @@ class Engine(Stepper):
         to other weights of this rank.
         """
         self.refuse_other_state(saved)
-        if saved["weights"] != self._fingerprint():
+        if saved["weights"] not in (None, self._fingerprint()):
             raise ValueError(
                 "checkpoint: this rank's weights are not those it was saved with; load the model after Engine is made, "
                 "which gives all ranks rank 0's weights"
@@ -160,6 +166,7 @@ class Engine(Stepper):
             self._watch.bring_home()
             self._start()
             state.restore(self.buckets, self._names, saved)
+            self._schedule.resume(saved["pending"])
             self._begin(saved["steps"])
 
     def refuse_other_state(self, saved: Mapping[str, Any]) -> None:
@@ -182,6 +189,18 @@ class Engine(Stepper):
         """Continue from what `save` wrote; collective. Returns this rank's `extra`. ValueError if it does not fit."""
         with self.paused():
             return checkpoint.load(self, Path(folder))
+
+    def settle(self) -> None:
+        """Have the replicas meet for good, at the end of training; collective. Where they are equal nothing changes."""
+        with self.paused():
+            self._schedule.drain()
+            self._watch.bring_home()
+            self._schedule.run(partial(self.algorithm.settle, self.buckets, self.comm))
+            self._begin(self.steps)
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return self._schedule.rounds if When.FREE in self._schedule.moments else None
 
     def sent(self) -> dict[str, float]:
         return self.comm.sent
@@ -210,7 +229,9 @@ class Engine(Stepper):
         where = torch.device("cpu") if device.type == "meta" else device
         agree(description(model, self.algorithm.described(), *self._options()), self.comm, where)
         take(named, self)
-        self.buckets = make_buckets(model.parameters(), self._bucket_size, self.comm.size, self.algorithm.gradients)
+        self.buckets = make_buckets(
+            named.values(), self._bucket_size, self.comm.size, self.algorithm.gradients, self.algorithm
+        )
         self._names = {p: name for name, p in model.named_parameters()}
         if trained:
             self._broadcast(p.detach() for p in self._names if (p in trained) != p.requires_grad)
@@ -229,6 +250,7 @@ class Engine(Stepper):
             overlap=self._overlap,
             clips=self._max_norm is not None,
             unscale=self._unscale,
+            arithmetic=self._arithmetic,
         )
         self._hook_gradients()
         self._forward_hook = model.register_forward_pre_hook(hooks.ForwardHook(self._forward_begins))
@@ -250,14 +272,16 @@ class Engine(Stepper):
 
     def _start(self) -> None:
         """Be before the first step; weights are equal on all ranks."""
+        self._schedule.forget()
         for bucket in self.buckets:
             bucket.state.clear()
+            bucket.each.clear()
         self.algorithm.start(self.buckets, self.comm, self.optimizer)
         self._begin(0)
 
     def _fingerprint(self) -> list[float] | None:
         """Of this rank's weights, where they are its own and stand still."""
-        if self.consensus == 0 or self._schedule.when is When.FREE:
+        if self.consensus == 0 or When.FREE in self._schedule.moments:
             return None
         return [float(p.detach().sum(dtype=torch.float64)) for p in self._names if p.requires_grad]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 _PATIENCE = 1.0  # seconds
 
@@ -16,8 +16,11 @@ class Lane(Protocol):
     def submit(self, work: Callable[[], None]) -> None:
         """Queue work; returns at once. Its inputs are complete at this point of the caller's timeline."""
 
-    def wait(self) -> None:
-        """Return when all submitted work is done; raise what the first failing piece raised."""
+    def mark(self) -> Any:
+        """A place behind all that was submitted so far."""
+
+    def wait(self, mark: Any = None) -> None:
+        """Return when the work before `mark` (None: all) is done; raise what the first failing piece raised."""
 
     def close(self) -> None:
         """End the lane; work still queued is dropped."""
@@ -29,7 +32,7 @@ class ThreadLane:
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle = threading.Condition()
-        self._pending = 0
+        self._submitted = self._done = 0
         self._error: BaseException | None = None
         self._closed = False
         self.thread = threading.Thread(target=self._loop, name="communication", daemon=True)
@@ -39,12 +42,16 @@ class ThreadLane:
         if self._closed:
             raise RuntimeError("the lane is closed")
         with self._idle:
-            self._pending += 1
+            self._submitted += 1
         self._queue.put(work)
 
-    def wait(self) -> None:
+    def mark(self) -> int:
+        return self._submitted
+
+    def wait(self, mark: int | None = None) -> None:
+        behind = self._submitted if mark is None else mark
         with self._idle:
-            self._idle.wait_for(lambda: self._pending == 0 or self._error is not None)
+            self._idle.wait_for(lambda: self._done >= behind or self._error is not None)
             if self._error is not None:
                 raise self._error
 
@@ -61,5 +68,5 @@ class ThreadLane:
             except BaseException as error:
                 self._error = error
             with self._idle:
-                self._pending -= 1
+                self._done += 1
                 self._idle.notify_all()

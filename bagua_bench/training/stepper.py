@@ -52,6 +52,7 @@ class Stepper(Trainer):
         self._in_forward = self._finished = self._synchronized = self._unscaled = self._nested = False
         self._unused: list[Parameter] = []
         self._versions: list[Any] = []
+        self._weights: list[Any] = []
 
     # -- the training step ------------------------------------------------------------------------------------
 
@@ -78,11 +79,9 @@ class Stepper(Trainer):
         if self._free is not None:
             self._free.leave()
             self._free.check()
-        if self._schedule.when is When.BACKWARD:
-            self._finish_gradients()
-        elif self._schedule.when is When.FORWARD:
-            self._finish_weights()
-        if self._schedule.when is not When.BACKWARD:
+        self._finish_gradients()
+        self._finish_weights()
+        if When.BACKWARD not in self._schedule.moments:
             self._unscale_once()
         self._synchronized = True
 
@@ -102,9 +101,9 @@ class Stepper(Trainer):
                 self._schedule.look()
 
     def publish(self) -> None:
-        if self._schedule.when is When.STEP:
-            self._schedule.launch_all()
-            self._schedule.land()
+        self._schedule.land(When.STEP)  # what earlier steps have sent; its buckets can be sent again
+        self._schedule.launch_all(When.STEP)
+        self._schedule.land(When.STEP)
         self._begin(self.steps + 1)
 
     def give_up(self) -> None:
@@ -116,7 +115,7 @@ class Stepper(Trainer):
         """
         self._refuse_closed()
         self._backward.forget()
-        if self._schedule.when is not When.BACKWARD:
+        if When.BACKWARD not in self._schedule.moments:
             self._gradients.clear()
             return
         for p in self._schedule.missing():
@@ -152,7 +151,7 @@ class Stepper(Trainer):
 
     def _run_free(self) -> None:
         """Have the averaging loop running where it should be; weights change in `step()` and before a forward only."""
-        if self._schedule.when is not When.FREE or self._is_paused:
+        if When.FREE not in self._schedule.moments or self._is_paused:
             return
         if self._free is None:
             device, schedule = self.buckets[0].weight.device, self._schedule
@@ -168,7 +167,7 @@ class Stepper(Trainer):
         replaced = self._watch.check()  # perhaps for this pass only: what is in the buckets may be wanted again
         if replaced:
             self._hook_gradients()
-        elif self._schedule.when is When.FORWARD:
+        elif When.FORWARD in self._schedule.moments:
             self._launch_weights()
         if self._free is not None:
             self._free.enter()
@@ -179,7 +178,7 @@ class Stepper(Trainer):
         if self._accumulating:
             return
         index = self._gradients.bring_home(p)
-        if self._schedule.when is When.BACKWARD:
+        if When.BACKWARD in self._schedule.moments:
             if torch.is_grad_enabled():
                 raise RuntimeError(
                     "backward(create_graph=True): the graph is lost when gradients are communicated; call it in "
@@ -195,7 +194,7 @@ class Stepper(Trainer):
     def _backward_ends(self, nested: bool) -> None:
         """All gradients are there: finish them. Where some are not, `step()` does, unless they may be left out."""
         self._nested |= nested
-        if self._schedule.when is not When.BACKWARD:
+        if When.BACKWARD not in self._schedule.moments:
             if not nested:
                 self._unscale_once()
             return
@@ -213,13 +212,15 @@ class Stepper(Trainer):
     def _finish_gradients(self) -> None:
         if self._finished:
             return
-        self._resolve_missing()
+        communicated = When.BACKWARD in self._schedule.moments
+        if communicated:
+            self._resolve_missing()
         if self._schedule.consumes and self._max_norm is not None:
             self.grad_norm = self._gradients.clip(self._max_norm)
-        self._schedule.land()
-        if self._find_unused:
+        self._schedule.land(When.BACKWARD)
+        if communicated and self._find_unused:
             self._forget_unused()
-        if self.scale is not None:  # an overflow on one rank is one on all
+        if communicated and self.scale is not None:  # an overflow on one rank is one on all
             self._schedule.run(partial(self.comm.all_reduce, self.scale.overflow, Op.MAX))
         self._versions = self._gradients.versions()
         self._finished = True
@@ -261,20 +262,21 @@ class Stepper(Trainer):
             self.grad_norm = self._gradients.clip(self._max_norm)
 
     def _launch_weights(self) -> None:
-        self._versions = self._watch.versions()
-        self._schedule.launch_all()
+        self._weights = self._watch.versions()
+        self._schedule.launch_all(When.FORWARD)
 
     def _finish_weights(self) -> None:
         """Average weights whose averaging the forward pass has begun, or, where its hook was not called, begin now."""
-        if not self._schedule.launched:
+        if self._schedule.has_launched(When.FORWARD):
+            if self._schedule.reads_weights and self._weights != self._watch.versions():
+                raise RuntimeError(
+                    "weights were changed between forward and step(), while they were being averaged: change them "
+                    "after step(), and after loading others call engine.load_state_dict() or engine.restart()"
+                )
+        elif When.FORWARD in self._schedule.moments:
             self._watch.bring_home()
             self._launch_weights()
-        elif self._schedule.talks and self._versions != self._watch.versions():
-            raise RuntimeError(
-                "weights were changed between forward and step(), while they were being averaged: change them after "
-                "step(), and after loading others call engine.load_state_dict() or engine.restart()"
-            )
-        self._schedule.land()
+        self._schedule.land(When.FORWARD)
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
@@ -291,7 +293,7 @@ class Stepper(Trainer):
 
     def _anyone(self, own: bool) -> bool | None:
         """Whether a rank says so; None in averaging rounds."""
-        if self._schedule.when is When.FREE:
+        if When.FREE in self._schedule.moments:
             return None
         flag = torch.tensor([own], dtype=torch.uint8, device=self.buckets[0].weight.device)
         self._schedule.run(partial(self.comm.all_reduce, flag, Op.MAX))

@@ -22,8 +22,8 @@ def lane_for(device: torch.device) -> Lane:
 class StreamLane:
     """A `Lane` that is a stream: work is launched at once, by the caller, and runs behind what it depends on.
 
-    `wait` makes the caller's stream wait, not the host. What a launch raises is kept for `wait`, and the work behind
-    it is dropped: collectives would not match any more.
+    `wait` makes the caller's stream wait, not the host; a mark is an event. What a launch raises is kept for `wait`,
+    and the work behind it is dropped: collectives would not match any more.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,10 +42,15 @@ class StreamLane:
         except BaseException as error:
             self._error = error
 
-    def wait(self) -> None:
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
+
+    def wait(self, mark: torch.cuda.Event | None = None) -> None:
         if self._error is not None:
             raise self._error
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        torch.cuda.current_stream(self._device).wait_event(self.mark() if mark is None else mark)
 
     def close(self) -> None:
         self._closed = True

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bagua_bench.training.loss_scale import LossScale
+from bagua_bench.training.rounds import Rounds
 
 
 class Trainer(ABC):
@@ -27,6 +28,11 @@ class Trainer(ABC):
     """Set for float16: `backward` is then called on `scale.scaled(loss)`."""
     consensus: float = 0.0
     """Largest allowed distance between replicas, relative; 0: bit-equal."""
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """The averaging rounds of a system that communicates in rounds beside its steps; None of all others."""
+        return None
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Forward and backward inside this context only accumulate gradients."""

@@ -47,7 +47,8 @@ def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
         task: Task = build(config["task"]) if emulation is None else emulation.task
         torch.manual_seed(run["seed"])
         model = task.model().to(device)
-        with make_trainer(config, model, task.optimizer(model), comm) as trainer:
+        options = {} if emulation is None else {"arithmetic": emulation.arithmetic}
+        with make_trainer(config, model, task.optimizer(model), comm, **options) as trainer:
             memory.trim()  # the parameters have moved into buckets
             if emulation is not None:
                 emulation.attach(trainer)

@@ -69,19 +69,25 @@ def test_traffic_repeats_with_the_declared_period_after_the_declared_warm_up(nam
         assert not fact.warm_up or later[0] != all_reduce, "its warm-up is longer"
 
 
+def moments(algorithm: Algorithm, step: int) -> set[When]:
+    return {turn.when for turn in algorithm.turns(step)}
+
+
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(IN_STEPS)))
 def test_rounds_beside_the_steps_are_declared(name: str) -> None:
     for cell in cells(name):
         algorithm: Algorithm = build(cell["algo"])
-        assert algorithm.moment(facts.algorithm(cell).warm_up + 1) is When.FREE
-        assert facts.algorithm(cell).warm_up == 0 or algorithm.moment(facts.algorithm(cell).warm_up) is not When.FREE
+        first = facts.algorithm(cell).warm_up + 1
+        assert When.FREE in moments(algorithm, first)
+        assert first == 1 or When.FREE not in moments(algorithm, first - 1)
 
 
 @pytest.mark.parametrize("name", IN_STEPS)
 def test_what_is_no_round_beside_the_steps_is_none(name: str) -> None:
     for cell in cells(name):
         algorithm: Algorithm = build(cell["algo"])
-        assert When.FREE not in {algorithm.moment(step) for step in range(1, facts.algorithm(cell).warm_up + 10)}
+        steps = range(1, facts.algorithm(cell).warm_up + 10)
+        assert not any(When.FREE in moments(algorithm, step) for step in steps)
 
 
 def moved(comm: CountedComm, cell: dict[str, Any], steps: int) -> Tensor:
@@ -105,6 +111,9 @@ def test_same_update_is_the_mean_of_all_gradients_but_for_rounding(name: str) ->
     """Within two quantisations to 8 bits of a gradient's range per step."""
     cell = resolved(f"algo={name}", "task=quadratic", *short(name))
     first = facts.algorithm(cell).warm_up
+    if facts.algorithm(cell).rounds:
+        assert not facts.algorithm(cell).same_update, "where it ends depends on when its rounds come"
+        return
     mean = torch.stack([sum(gradient(r, first + k) for r in range(4)) / 4 for k in range(4)])
     level = max(float(gradient(r, first + k).max() - gradient(r, first + k).min()) for r in range(4) for k in range(4))
     results = run("gloo" if facts.algorithm(cell).peer else "threads", 4, moved, cell, 4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.base import Algorithm, Op, When
+from algorithms.base import Algorithm, Message, Op, When
 from bagua_bench.comm import CountedComm
 from bagua_bench.emulate.optimizer import IdleOptimizer
 from bagua_bench.training.buckets import make_buckets
@@ -30,8 +30,12 @@ class Silent(CountedComm):
     def _broadcast(self, x: Tensor, src: int) -> None: ...
     def _all_to_all(self, x: Tensor, out: Tensor) -> None: ...
     def _all_gather(self, x: Tensor, out: Tensor) -> None: ...
-    def _exchange(self, x: Tensor, peers: Sequence[int]) -> list[Tensor]:
-        return [torch.empty_like(x) for _ in peers]
+    def _reduce_scatter(self, x: Tensor, op: Op) -> Tensor:
+        return x[0]
+
+    def _send_receive(self, sends: Sequence[Message], receives: Sequence[Message]) -> None: ...
+    def _subgroup(self, ranks: tuple[int, ...]) -> CountedComm:
+        raise NotImplementedError
 
 
 @cache
@@ -53,10 +57,12 @@ def sent(task: str, options: list[str], n: int, step: int) -> float:
     optimizer = algorithm.optimizer(IdleOptimizer(params))
     buckets = make_buckets(params, size, n, algorithm.gradients)
     algorithm.start(buckets, comm, optimizer)
+    [turn] = algorithm.turns(step)
     for bucket in buckets:
-        algorithm.prepare(bucket, step)
-        algorithm.communicate(bucket, comm, step)
-    if algorithm.moment(step) is When.FREE:
+        if turn.communicate is None:
+            algorithm.prepare(bucket, step)
+        (turn.communicate or algorithm.communicate)(bucket, comm, step)
+    if turn.when is When.FREE:
         comm.all_reduce(torch.empty(1, dtype=torch.uint8), Op.MIN)  # whether all ranks want to stop
     return comm.sent["flat"]
 

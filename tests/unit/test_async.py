@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from algorithms.async_model_average import AsyncModelAverage
-from algorithms.base import Bucket, Op
+from algorithms.base import Bucket, Message, Op
 from bagua_bench.comm import CommError, CountedComm
 from bagua_bench.comm.threads import ThreadComm
 from bagua_bench.training.engine import Engine
@@ -51,7 +51,13 @@ class Slow(CountedComm):
     def _all_gather(self, x: Tensor, out: Tensor) -> None:
         raise NotImplementedError
 
-    def _exchange(self, x: Tensor, peers: Sequence[int]) -> list[Tensor]:
+    def _reduce_scatter(self, x: Tensor, op: Op) -> Tensor:
+        raise NotImplementedError
+
+    def _send_receive(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        raise NotImplementedError
+
+    def _subgroup(self, ranks: tuple[int, ...]) -> CountedComm:
         raise NotImplementedError
 
 

@@ -214,7 +214,6 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
         run("gloo", 2, saves, folder)
     with pytest.raises(ValueError, match=r"0\.weight: only the checkpoint has it|weight: only the model has it"):
         run("gloo", 2, loads, folder, True)
-    run("gloo", 1, loads, folder, False)  # of two ranks, there is one
     run("gloo", 1, loads, tmp_path / "nothing", False)
     with pytest.raises(ValueError, match=r"process group of torch\.distributed"):
         run("threads", 2, saves, tmp_path / "threads")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from algorithms.base import Algorithm, Bucket, Comm
 from algorithms.bytegrad import ByteGrad
 from algorithms.codecs import MinMaxUInt8
 from algorithms.codecs.base import Codec
@@ -225,6 +228,35 @@ def test_codec_and_optimizer_sleep_for_their_memory_traffic(monkeypatch: pytest.
     assert slept[1] == pytest.approx(32 / 229 / 2, rel=1e-2)  # at 1 GB/s the optimizer would need all of the step
     assert emulation.description()["step_seconds_from"] == "compute=v100"
     engine.close()
+
+
+class Thrice(Algorithm):
+    """Arithmetic that is no codec's: three passes over the gradients and one that makes a tensor."""
+
+    def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
+        bucket.grad.mul_(2).add_(1).div_(2)
+        (bucket.grad * 2).sum()
+
+
+def test_an_algorithm_s_arithmetic_sleeps_for_its_memory_traffic() -> None:
+    """At 4 GB/s, 4 MB are read in a millisecond, and written in another."""
+    cell = resolved("mode=emulate", "task=vgg16", "compute.memory_bandwidth=4GB")
+    emulation = Emulation(cell, 0)
+    model = nn.Linear(1_000_000, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seconds = []
+    for options in ({}, {"arithmetic": emulation.arithmetic}):
+        with Engine(model, optimizer, Thrice(), ThreadComm.world(1)[0], **options) as engine:
+            model(torch.ones(1, 1_000_000)).sum().backward()
+            grad = engine.buckets[0].grad.clone()
+            begin = time.perf_counter()
+            for _ in range(3):
+                engine._schedule.run(partial(engine._schedule._communicate, Thrice().communicate, engine.buckets[0], 1))
+            seconds.append((time.perf_counter() - begin) / 3)
+            unchanged = torch.equal(grad, engine.buckets[0].grad)
+            assert unchanged == bool(options), "values mean nothing, and are left as they are"
+            engine.give_up()
+    assert seconds[1] > 3 * 2e-3 + 2e-3 + 1e-3
 
 
 def test_stragglers_are_slow() -> None:

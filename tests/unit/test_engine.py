@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.base import Algorithm, Bucket, Comm, When
+from algorithms.base import Algorithm, Bucket, Comm, Turn, When
 from algorithms.bytegrad import ByteGrad
 from algorithms.gradient_allreduce import GradientAllReduce
 from bagua_bench.comm import CommError, CountedComm
@@ -217,11 +217,11 @@ class Recorder(Algorithm):
     """Notes when the engine calls it."""
 
     def __init__(self, when: When) -> None:
-        self.moments, self.calls = when, []  # type: ignore[var-annotated]
+        self.moment, self.calls = when, []  # type: ignore[var-annotated]
         self.gradients = when is When.BACKWARD
 
-    def moment(self, step: int) -> When:
-        return self.moments
+    def turns(self, step: int) -> tuple[Turn, ...]:
+        return (Turn(self.moment),)
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
         self.calls.append(("communicate", bucket.name, step, threading.current_thread().name))

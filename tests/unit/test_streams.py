@@ -86,8 +86,17 @@ def test_work_waits_for_its_inputs_and_only_streams_wait_for_work(cuda: Recorder
     lane.submit(lambda: cuda.work("dropped"))
     assert cuda.calls == [
         "side1 waits for training", "a on side1", "side1 waits for training", "b on side1",
-        "training waits for side1", "training waits for side1",
+        "training waits for what was on side1", "training waits for side1",
     ]  # fmt: skip
+
+
+def test_waiting_for_a_mark_is_waiting_for_what_was_launched_before_it(cuda: Recorder) -> None:
+    lane = lane_for(GPU)
+    lane.submit(lambda: cuda.work("a"))
+    mark = lane.mark()
+    lane.submit(lambda: cuda.work("b"))
+    lane.wait(mark)
+    assert cuda.calls[-1] == "training waits for what was on side1"
 
 
 def test_what_a_launch_raises_is_raised_by_wait_and_drops_what_follows(cuda: Recorder) -> None:

@@ -1,0 +1,71 @@
+"""Arithmetic on tensors as another machine would do it: bound by its memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_LARGE = 65_536  # bytes; what is smaller may steer the program
+_NAP = 2e-4  # seconds
+_MOVES_NOTHING = ("empty", "new_empty", "detach")
+_OVERWRITES = ("copy_", "zero_", "fill_")
+
+
+class Meter(TorchDispatchMode):
+    """Calls `charge(bytes)` after every operation, with its memory traffic: every tensor is read or written once.
+
+    values: whether the operations are done. Off, an operation in place on a large tensor is left out, where values
+    mean nothing; all others are done, since what they return may be needed.
+    """
+
+    def __init__(self, charge: Callable[[float], None], values: bool = True) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._charge, self._values = charge, values
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch imports its compiler, which takes two seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        left_out = not self._values and _is_left_out(name, args)
+        result = args[0] if left_out else func(*args, **(kwargs or {}))
+        if func.namespace == "aten" and not func.is_view and not name.startswith(_MOVES_NOTHING):
+            self._charge(_traffic(name, args, result))
+        return result
+
+
+class Debt(threading.local):
+    """A charge that sleeps for bytes at `bandwidth`, bytes/s, on the thread that does the operations.
+
+    It sleeps when enough has come together: sleeping takes some time itself.
+    """
+
+    def __init__(self, bandwidth: float) -> None:
+        self._bandwidth = bandwidth
+        self._owed = 0.0
+
+    def __call__(self, nbytes: float) -> None:
+        self._owed += nbytes / self._bandwidth
+        if self._owed > _NAP:
+            begin = time.perf_counter()
+            time.sleep(self._owed)
+            self._owed = min(0.0, self._owed - (time.perf_counter() - begin))
+
+
+def _is_left_out(name: str, args: Any) -> bool:
+    into = args[0] if args else None
+    large = isinstance(into, Tensor) and into.is_floating_point() and into.nbytes >= _LARGE
+    return large and name.endswith("_")
+
+
+def _traffic(name: str, args: Any, result: Any) -> float:
+    given = [x for x in args if isinstance(x, Tensor)]
+    made = [x for x in (result if isinstance(result, tuple | list) else [result]) if isinstance(x, Tensor)]
+    read = given[1:] if name in _OVERWRITES else given
+    return float(sum(x.nbytes for x in read) + sum(x.nbytes for x in made))
