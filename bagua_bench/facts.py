@@ -70,6 +70,10 @@ class AlgorithmFacts:
 
     group: ClassVar[str] = "algo"
 
+    def whole(self, steps: int) -> int:
+        """`steps`, or as many more as make whole periods: a mean over parts of one says nothing."""
+        return -(-steps // self.period) * self.period
+
 
 @dataclass(frozen=True)
 class TaskFacts:

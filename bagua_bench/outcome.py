@@ -60,12 +60,12 @@ def _rows(record: Record) -> Iterator[tuple[str, str]]:
         yield "peak memory", f"{max(result['peak_memory']) / 1e9:.2f} GB per rank"
     if record["source"] == "simulated" or record["network"]["measured"]:
         yield "network", _network(record)
+    if "averaging" in result:
+        yield "averaging", _averaging(result["averaging"])
     if record["source"] == "measured":
         yield "learning", _learning(result)
     else:
         yield "computing", f"{record['source']}; time of a step from {result['emulation']['step_seconds_from']}"
-        if "averaging" in result:
-            yield "averaging", _averaging(result["averaging"])
 
 
 def _learning(result: dict[str, Any]) -> str:
@@ -77,11 +77,12 @@ def _learning(result: dict[str, Any]) -> str:
 def _warm_up(config: dict[str, Any]) -> str:
     """How many timed steps say nothing of what the algorithm does later; empty if none."""
     declared, run = facts.algorithm(config), config["run"]
-    early = min(max(declared.warm_up - run["untimed"], 0), run["steps"])
+    timed = declared.whole(run["steps"])
+    early = min(max(declared.warm_up - run["untimed"], 0), timed)
     if not early:
         return ""
     keys = f"its first {declared.warm_up}; run.untimed={run['untimed']}"
-    return f"{early} of {run['steps']} steps are {declared.title}'s warm-up, uncompressed all-reduce ({keys})"
+    return f"{early} of {timed} steps are {declared.title}'s warm-up, uncompressed all-reduce ({keys})"
 
 
 def _network(record: Record) -> str:
@@ -126,11 +127,11 @@ def _link(link: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _averaging(found: dict[str, float]) -> str:
+def _averaging(found: dict[str, Any]) -> str:
     if not found["rounds"]:
         return "no round was applied within the steps taken"
-    every, stale = units.duration(found["round_seconds"]), found["staleness_steps"]
-    return f"a round every {every}; what it applies is {stale:.3g} steps old"
+    every = f", one every {units.duration(found['round_seconds'])}" if found["round_seconds"] else ""
+    return f"{found['rounds']} rounds{every}; what they apply is {found['staleness_steps']:.3g} steps old"
 
 
 def _traffic(ranks: list[dict[str, float]], counts: list[float] | None) -> str:

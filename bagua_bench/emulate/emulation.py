@@ -14,9 +14,6 @@ from bagua_bench.emulate.scale import shrink_of
 from bagua_bench.emulate.task import EmulatedTask
 from bagua_bench.training.trainer import Trainer
 
-NOT_CHECKED: dict[str, Any] = {"passed": True, "reason": None, "replicas": "not compared: nothing is learned"}
-"""The checks of a run whose weights mean nothing."""
-
 _NAMES = {"optimizer": "optimizer", "codec": "codecs and the algorithm's arithmetic on tensors"}
 
 

@@ -17,16 +17,13 @@ from bagua_bench.emulate.layers import layers_of
 from bagua_bench.emulate.scale import scale_model
 from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import Cluster, cluster_of
-from bagua_bench.simulate.costs import seconds
-from bagua_bench.simulate.program import Collective, Program
-from bagua_bench.simulate.run import step_seconds
+from bagua_bench.simulate.program import Program
+from bagua_bench.simulate.run import step_seconds, with_rounds
 
 BUCKETS = (1, 5, 10, 25, 64)
 """MiB."""
 _NEGLIGIBLE = 0.1
 _NO_TIME = 1e-12  # seconds; by which TCP's rate under loss can still be divided
-_ROUNDS = 3
-_MOST_STEPS = 1000
 
 
 def options(cluster: dict[str, Any], transport: str) -> list[str]:
@@ -66,14 +63,15 @@ def available(group: str) -> list[str]:
 def _row(cell: dict[str, Any]) -> dict[str, Any]:
     from bagua_bench.simulate.trace import trace
 
-    scaled = scale_model(cell)
+    declared, scaled = facts.algorithm(cell), scale_model(cell)
     layers, cluster, program = layers_of(scaled), cluster_of(scaled), trace(scaled)
     compute = compute_of(scaled, layers)
-    program = _averaging(program, cluster, compute)
+    if program.round is not None:
+        program = with_rounds(program, cluster, compute, declared.rounds)
     timing = Clock(cluster, compute).run(program)
     step = sum(taken[0]["step"] for taken in timing.steps) / len(timing.steps)
     samples = cell["task"]["batch"] * cell["run"]["accumulate"] * cluster.layout.ranks
-    declared, layout = facts.algorithm(cell), cluster.layout
+    layout = cluster.layout
     by_server = declared.by_server and layout.per_server > 1 and layout.servers > 1
     return {
         "algorithm": cell["algo"]["name"],
@@ -91,15 +89,6 @@ def _row(cell: dict[str, Any]) -> dict[str, Any]:
         "uncertainty": cluster.physics.uncertainty,
         "why": why(program, cluster, compute, step),
     }
-
-
-def _averaging(program: Program, cluster: Cluster, compute: Compute) -> Program:
-    """The program, if it runs FREE with its last step repeated until some averages have arrived, within reason."""
-    if program.round is None:
-        return program
-    calls = (op for op in (*program.round.before, *program.round.exchange) if isinstance(op, Collective))
-    period = program.round.pause + sum(seconds(op, cluster) for op in calls)
-    return replace(program, steps=program.steps[-1:] * min(_MOST_STEPS, math.ceil(_ROUNDS * period / compute.step) + 3))
 
 
 def why(program: Program, cluster: Cluster, compute: Compute, step: float) -> str:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
+from bagua_bench import facts
 from bagua_bench.cell import world_size
 from bagua_bench.emulate.compute import Compute, compute_of, slow_factors
 from bagua_bench.emulate.layers import layers_of
 from bagua_bench.emulate.scale import scale_model
 from bagua_bench.simulate.clock import Clock, Timing
 from bagua_bench.simulate.cluster import Cluster, cluster_of
-from bagua_bench.simulate.program import Program
+from bagua_bench.simulate.costs import seconds
+from bagua_bench.simulate.program import Collective, Program
+from bagua_bench.training.verdict import NOT_CHECKED, with_traffic
+
+_MOST_STEPS = 1000
+"""For averaging rounds to be applied in."""
 
 
 def simulate(cell: dict[str, Any]) -> dict[str, Any]:
@@ -25,12 +33,17 @@ def simulate(cell: dict[str, Any]) -> dict[str, Any]:
     classes: Counter[float] = Counter(slow.values())
     classes[1.0] += ranks - len(slow)
     present = sorted(factor for factor, count in classes.items() if count)
+    least = facts.algorithm(cell).rounds
+    if program.round is not None:
+        program = with_rounds(program, cluster, compute, least)
     timing = Clock(cluster, compute, present).run(program)
     entries, counts = _ranks(program, timing, [classes[factor] for factor in present])
+    rounds = timing.rounds if program.round is not None else None
+    sent = sum(sum(entry["sent"].values()) for entry in entries)
     result = {
         "ranks": entries,
         "rank_counts": counts,
-        "checks": {"passed": True, "reason": None, "replicas": "not compared: nothing is learned"},
+        "checks": with_traffic(NOT_CHECKED, rounds, least, sent if ranks > 1 else 1.0, len(timing.steps)),
         "samples_per_step": cell["task"]["batch"] * cell["run"]["accumulate"] * ranks,
         "samples_per_epoch": layers.samples_per_epoch,
         "synthetic": True,
@@ -45,6 +58,15 @@ def simulate(cell: dict[str, Any]) -> dict[str, Any]:
             "staleness_steps": timing.staleness,
         }
     return result
+
+
+def with_rounds(program: Program, cluster: Cluster, compute: Compute, least: int) -> Program:
+    """The program of an algorithm that runs FREE, its last step repeated until `least` averages have arrived."""
+    assert program.round is not None
+    calls = (op for op in (*program.round.before, *program.round.exchange) if isinstance(op, Collective))
+    period = program.round.pause + sum(seconds(op, cluster) for op in calls)
+    steps = min(_MOST_STEPS, math.ceil(least * period / compute.step) + 3)
+    return replace(program, steps=program.steps + program.steps[-1:] * (steps - len(program.steps)))
 
 
 def step_seconds(program: Program, cluster: Cluster, compute: Compute) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 from algorithms.base import Algorithm
 from algorithms.codecs.base import Codec
+from bagua_bench import facts
 from bagua_bench.emulate.layers import Layers, layers_of
 from bagua_bench.emulate.optimizer import IdleOptimizer
 from bagua_bench.emulate.scale import shrink_of
@@ -23,6 +24,7 @@ from bagua_bench.training.engine import Engine
 def trace(cell: dict[str, Any]) -> Program:
     """The program of a cell; of the network and of times it is independent, and remembered."""
     run = {key: cell["run"][key] for key in ("steps", "untimed", "overlap", "bucket_size", "accumulate")}
+    run["steps"] = facts.algorithm(cell).whole(run["steps"])
     size = {"mode": "simulate", "compute": {"shrink": shrink_of(cell)}}
     layout = (cell["cluster"]["servers"], cell["cluster"]["ranks_per_server"])
     return _trace(json.dumps({"task": cell["task"], "algo": cell["algo"], "run": run, **size}, sort_keys=True), *layout)
