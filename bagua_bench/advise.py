@@ -91,8 +91,9 @@ def _cells(arguments: list[str]) -> Iterator[dict[str, Any]]:
     """Every algorithm that can be run with these arguments, in the variants worth comparing."""
     for algo in advise.available("algo"):
         first = compose_cell([*arguments, f"algo={algo}"])
-        if "measure" not in facts.algorithm(first).modes:
-            continue  # nothing that one could choose
+        declared = facts.algorithm(first)
+        if "measure" not in declared.modes or not declared.advised:
+            continue  # nothing that one should choose
         for variant in advise.variants(first):
             cell = compose_cell([*arguments, f"algo={algo}", *variant])
             try:

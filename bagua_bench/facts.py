@@ -61,6 +61,8 @@ class AlgorithmFacts:
     """Whether it is a system of its own instead of an algorithm of the engine."""
     baseline: bool = False
     """Whether the others are compared with it."""
+    advised: bool = True
+    """Whether advice ranks it; what only repeats somebody's published code is there to be compared with."""
     note: str = ""
     """What has to be said where its speed is advised."""
     short: Mapping[str, Any] = field(default_factory=dict)
@@ -109,11 +111,10 @@ def option(name: str) -> AlgorithmFacts:
     """The facts of algo=NAME with its own options; of a name that there is no file for, a title and looks."""
     from omegaconf import OmegaConf
 
-    path = conf_folder.FOLDER / "algo" / f"{name}.yaml"
-    if not path.exists():
+    if not (conf_folder.FOLDER / "algo" / f"{name}.yaml").exists():
         return _algorithm(name, "", json.dumps({"title": name, "same_update": False}))
     register_resolvers()
-    algo = OmegaConf.to_container(OmegaConf.create({"algo": OmegaConf.load(path)}), resolve=True)
+    algo = OmegaConf.to_container(OmegaConf.create({"algo": conf_folder.option("algo", name)}), resolve=True)
     assert isinstance(algo, dict)
     return algorithm({"algo": {"name": name, **algo["algo"]}})
 
@@ -139,8 +140,9 @@ def declared(cell: Mapping[str, Any]) -> dict[str, Any]:
     register_resolvers()
     found = dict(cell)
     for group, empty in (("algo", {"title": cell["algo"]["name"], "same_update": False}), ("task", {"title": ""})):
-        path = conf_folder.FOLDER / group / f"{cell[group]['name']}.yaml"
-        own = OmegaConf.load(path) if path.exists() else OmegaConf.create({"about": empty})
+        name = cell[group]["name"]
+        known = (conf_folder.FOLDER / group / f"{name}.yaml").exists()
+        own = conf_folder.option(group, name) if known else {"about": empty}
         whole = OmegaConf.create({group: OmegaConf.merge(own, cell[group])})  # it may be older than some option
         about = OmegaConf.to_container(OmegaConf.select(whole, f"{group}.about"), resolve=True)
         found[group] = {**cell[group], "about": about}

@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 
 from bagua_bench import config, facts
 from bagua_bench.campaign import compose_cell
+from bagua_bench.signature import SUITE_KEYS
 
 HOME = Path(__file__).resolve().parents[1]
 
@@ -52,6 +53,11 @@ def declared(name: str, *overrides: str) -> facts.AlgorithmFacts:
 def short(name: str) -> list[str]:
     """Overrides with which few steps show what an algorithm does."""
     return [f"algo.{key}={value}" for key, value in declared(name).short.items()]
+
+
+def constructor(name: str) -> dict[str, Any]:
+    """What the file of an algorithm gives its constructor."""
+    return {key: value for key, value in resolved(f"algo={name}")["algo"].items() if key not in SUITE_KEYS}
 
 
 def groups() -> list[str]:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from algorithms.base import Op
 from algorithms.codecs.base import Codec
-from bagua_bench import plain_yaml
+from bagua_bench import conf_folder
 from bagua_bench.conf_folder import FOLDER as CONF
 from bagua_bench.emulate.layers import TABLES, Layers, layers_of
 from bagua_bench.gpu import stand_in
@@ -64,7 +64,7 @@ class Alone(Trainer):
 
 def task_node(name: str, scale: str) -> dict[str, Any]:
     """The task with its defaults, which are those of scale paper; found without Hydra, which may not be there."""
-    option = plain_yaml.read(CONF / "task" / f"{name}.yaml")
+    option = conf_folder.option("task", name)
     return {"name": name, "_target_": option["_target_"], "scale": scale, "about": option["about"]}
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from hydra import compose, initialize_config_dir
 
-from bagua_bench import campaign, config
+from bagua_bench import campaign, conf_folder, config
 from bagua_bench.signature import SUITE_KEYS, arguments
 from bagua_bench.validate import validate
 from tests.catalogue import composed, every_option, options, resolved, runnable
@@ -69,6 +69,14 @@ def test_keys_are_exactly_the_constructor_s_arguments(group: str, name: str) -> 
     cell = resolved(f"{group}={name}")
     given = {key: value for key, value in cell[group].items() if key not in SUITE_KEYS}
     assert list(given) == list(arguments(cell[group]["_target_"]))
+
+
+@pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in every_option() if g in ("algo", "task")])
+def test_options_are_the_same_without_hydra(group: str, name: str) -> None:
+    plain, with_hydra = conf_folder.option(group, name), resolved(f"{group}={name}")[group]
+    assert list(plain) == [key for key in with_hydra if key != "name"]
+    literal = {key: value for key, value in plain["about"].items() if "${" not in str(value)}
+    assert literal == {key: with_hydra["about"][key] for key in literal}
 
 
 @pytest.mark.parametrize("scale", config.SCALES)

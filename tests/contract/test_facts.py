@@ -23,6 +23,7 @@ from tests.linear import Linear
 from tests.ranks import run
 
 NAMES = algorithms()
+SIZE = 256  # elements whose traffic is looked at: of fewer, what goes with compressed ones hides the difference
 IN_STEPS = [name for name in NAMES if not declared(name).rounds]
 
 
@@ -37,21 +38,21 @@ def cells(name: str, *more: str) -> Iterator[dict[str, Any]]:
 
 def traffic(comm: CountedComm, cell: dict[str, Any], steps: int) -> list[float]:
     """Bytes that this rank sends in each step."""
-    model = Linear(64)
+    model = Linear(SIZE)
     sent = []
     engine = make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.05), comm)
     assert isinstance(engine, Engine)
     with engine:
         for step in range(steps):
             before = sum(engine.sent().values())
-            engine.module(gradient(comm.rank, step)).backward()
+            engine.module(gradient(comm.rank, step, SIZE)).backward()
             engine.step()
             sent.append(sum(engine.sent().values()) - before)
     return sent
 
 
-def gradient(rank: int, step: int) -> Tensor:
-    return torch.randn(64, generator=torch.Generator().manual_seed(100 * step + rank))
+def gradient(rank: int, step: int, size: int = 64) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
 @pytest.mark.parametrize("name", IN_STEPS)
@@ -64,7 +65,7 @@ def test_traffic_repeats_with_the_declared_period_after_the_declared_warm_up(nam
         assert sum(later) > 0, "it communicates nothing"
         shorter = [p for p in range(1, fact.period) if fact.period % p == 0]
         assert all(later[:-p] != later[p:] for p in shorter), f"its period is shorter: {cell['algo']}"
-        all_reduce = 2 * 3 / 4 * 64 * 4
+        all_reduce = 2 * 3 / 4 * SIZE * 4
         assert sent[: fact.warm_up] == [all_reduce] * fact.warm_up
         assert not fact.warm_up or later[0] != all_reduce, "its warm-up is longer"
 

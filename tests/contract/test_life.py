@@ -27,7 +27,6 @@ VARIANTS = [
     ["decentralized", "algo.interval=2"],
     ["low_precision_decentralized", "algo.interval=3"],
     ["qadam", "algo.codec=minmax_uint8"],
-    ["qadam", "algo.preset=released"],
 ]
 
 

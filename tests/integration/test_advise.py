@@ -15,7 +15,7 @@ from hydra import initialize_config_dir
 from bagua_bench import campaign, config, records
 from bagua_bench.simulate import advice, advise
 from bagua_bench.simulate.run import simulate
-from tests.catalogue import composed, resolved
+from tests.catalogue import composed, declared, options, resolved
 
 BASE = ("mode=simulate", "task=vgg16", "run.steps=2", "run.untimed=1")
 MODERN = (*BASE, "cluster=h100_estimate", "compute=h100_published", "network.bandwidth=10gbit")
@@ -60,6 +60,7 @@ def test_advice_ranks_and_explains(tmp_path: Path) -> None:
     assert same < places["bytegrad"] < places["gradient_allreduce"] < other
     assert same < places["ddp"] < other
     assert all(other < places[name] for name in ("qadam", "decentralized", "low_precision_decentralized", "async"))
+    assert not set(places) & {name for name in options("algo") if not declared(name).advised}
     assert "bandwidth-bound" in done.stdout and "e+0" not in done.stdout
     assert sum("25 MiB" in line and line.split()[0] == "ddp" for line in lines) == 1
     [best] = [line for line in lines[same:other] if line.startswith("fastest:")]
