@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import fmean, mean
 from typing import Any
 
-from bagua_bench import facts, provenance, stats
+from bagua_bench import provenance, stats
 from bagua_bench.cell import cell_id, flatten, world_size
+from bagua_bench.schema_history import SCHEMA, migrate
 from bagua_bench.training.phases import PHASES
 
-SCHEMA = 1
 SOURCES = {"measure": "measured", "emulate": "emulated", "simulate": "simulated"}
 
 Record = dict[str, Any]
@@ -102,7 +102,7 @@ def append(path: Path, record: Record) -> None:
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
-    """All records of the files, in order. ValueError for a schema that this version does not know.
+    """All records of the files, in order and in the present schema. ValueError for a schema that is unknown.
 
     A line that a killed writer left unfinished is passed over.
     """
@@ -113,11 +113,10 @@ def read(paths: Iterable[Path]) -> list[Record]:
                 record = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            if record.get("schema") != SCHEMA:
-                raise ValueError(f"{path}:{number}: schema {record.get('schema')}, this version reads {SCHEMA}")
-            if "about" not in record.get("config", {}).get("algo", {"about": None}):
-                record["config"] = facts.declared(record["config"])
-            found.append(record)
+            try:
+                found.append(migrate(record))
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}") from None
     return found
 
 

@@ -72,7 +72,7 @@ def test_statuses() -> None:
 
 def test_a_record_says_what_it_was_measured_on() -> None:
     record = new()
-    assert record["schema"] == 1
+    assert record["schema"] == records.SCHEMA
     assert record["code"]["sources"] and record["code"]["algo"] and record["code"]["task"]
     assert record["machine"]["fingerprint"] and record["machine"]["packages"]["torch"]
     assert record["network"] == {"asked": CELL["network"], "measured": None}
@@ -97,7 +97,7 @@ def test_a_torn_line_is_passed_over_and_the_next_one_is_whole(tmp_path: Path) ->
 
 def _append_many(path: str, first: int) -> None:
     for k in range(20):
-        records.append(Path(path), {"schema": 1, "round": first + k, "filler": "x" * 20_000})
+        records.append(Path(path), {"schema": records.SCHEMA, "round": first + k, "filler": "x" * 20_000})
 
 
 def test_two_writers_do_not_mix_lines(tmp_path: Path) -> None:
