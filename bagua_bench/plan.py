@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -28,14 +28,19 @@ def interleave(cells: Sequence[dict[str, Any]], rounds: int) -> list[Job]:
     return jobs
 
 
-def remaining(jobs: Iterable[Job], records: Iterable[Record], code: str) -> list[Job]:
-    """The jobs that no record says were done with the same code."""
-    done = {
-        (record["cell"], record["round"])
-        for record in records
-        if record["status"] == "done" and record["code"]["sources"] == code
-    }
-    return [job for job in jobs if (cell_id(job.cell), job.round) not in done]
+def remaining(
+    jobs: Iterable[Job], records: Iterable[Record], code: Callable[[dict[str, Any]], Mapping[str, str]]
+) -> list[Job]:
+    """The jobs that no record says were done with the same code: `code` gives the hashes that tell, of a cell."""
+    done: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for record in records:
+        if record["status"] == "done":
+            done.setdefault((record["cell"], record["round"]), []).append(record["code"])
+
+    def is_done(job: Job) -> bool:
+        return any(code(job.cell).items() <= past.items() for past in done.get((cell_id(job.cell), job.round), ()))
+
+    return [job for job in jobs if not is_done(job)]
 
 
 def estimate(jobs: Iterable[Job], records: Iterable[Record]) -> float | None:

@@ -8,13 +8,12 @@ import os
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import fmean, mean
 from typing import Any
 
-from bagua_bench import provenance, stats
+from bagua_bench import provenance
 from bagua_bench.cell import cell_id, flatten, world_size
 from bagua_bench.schema_history import SCHEMA, migrate
-from bagua_bench.training.phases import PHASES
+from bagua_bench.summary import summarise
 
 SOURCES = {"measure": "measured", "emulate": "emulated", "simulate": "simulated"}
 
@@ -53,35 +52,6 @@ def complete(record: Record, result: dict[str, Any]) -> Record:
 def fail(record: Record, reason: str) -> Record:
     """Status `failed` with its reason."""
     return {**record, "status": "failed", "reason": reason}
-
-
-def summarise(result: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a run from the lists of its ranks; a step takes as long as it took the slowest rank."""
-    ranks, samples = result["ranks"], result["samples_per_step"]
-    steps = [max(rank["step"] for rank in step) for step in zip(*(rank["seconds"] for rank in ranks), strict=True)]
-    rate = stats.throughput(samples, steps)
-    metrics = [rank["metrics"] for rank in ranks]
-    return {
-        "step_seconds": steps,
-        "throughput": rate,
-        "throughput_interval": stats.throughput_interval(samples, steps),
-        "epoch_seconds": result["samples_per_epoch"] / rate,
-        "phase_seconds": {phase: _mean_phase(result, phase) for phase in PHASES},
-        "bytes_per_step": [{k: v / len(steps) for k, v in rank["sent"].items()} for rank in ranks],
-        "peak_memory": [rank["peak_memory"] for rank in ranks],
-        "streams": [rank.get("streams") for rank in ranks],
-        "skipped_steps": [rank.get("skipped_steps") for rank in ranks],
-        "losses": [mean(losses) for losses in zip(*(rank["losses"] for rank in ranks), strict=True)],
-        "metrics": {key: mean(m[key] for m in metrics) for key in metrics[0]},
-        **{key: value for key, value in result.items() if key != "ranks"},
-    }
-
-
-def _mean_phase(result: dict[str, Any], phase: str) -> float:
-    """Mean seconds of a phase over steps and ranks; where an entry stands for several ranks, it counts as many."""
-    ranks = result["ranks"]
-    means = [mean(step[phase] for step in rank["seconds"]) for rank in ranks]
-    return fmean(means, result.get("rank_counts"))
 
 
 def file_of(results: str, campaign: str) -> Path:
@@ -126,8 +96,13 @@ def comparable(records: Iterable[Record], axes: Iterable[str]) -> None:
     Code, machine and source of the numbers must be the same as well.
     """
     seen: dict[str, str] | None = None
+    code: dict[tuple[str, str], str] = {}
     for record in records:
         facts = _facts(record, set(axes))
+        for group in ("algo", "task"):
+            target = record["config"][group]["_target_"]
+            if code.setdefault((group, target), record["code"][group]) != record["code"][group]:
+                raise ValueError(f"records differ in the code of {target}")
         if seen is not None and facts != seen:
             keys = sorted(key for key in {*facts, *seen} if facts.get(key) != seen.get(key))
             raise ValueError(f"records differ in {', '.join(keys)}, which is no axis of this figure")

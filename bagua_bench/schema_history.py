@@ -11,7 +11,8 @@ from bagua_bench.cell import cell_id
 HISTORY = {
     1: "the first version",
     2: "`config.algo.about` and `config.task.about`: what is declared of the algorithm and the task; "
-    "`config.algo.preset` is gone: what `released` stood for is written out in the algorithm's own options",
+    "`config.algo.preset` is gone: what `released` stood for is written out in the algorithm's own "
+    "options; `code` hashes what a number depends on instead of all sources",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)

@@ -8,7 +8,7 @@ from bagua_bench import display, outcome, records
 from bagua_bench.cell import label
 from bagua_bench.launch import joined
 from bagua_bench.plan import Job, estimate, remaining
-from bagua_bench.provenance import code_hash
+from bagua_bench.provenance import hashes
 from bagua_bench.records import Record
 from bagua_bench.runner import run_job
 
@@ -47,4 +47,4 @@ def _open(jobs: Sequence[Job], campaign: str, resume: bool) -> tuple[list[Record
     """The campaign's records so far, and the jobs that are to be done."""
     path = records.file_of(jobs[0].cell["run"]["results"], campaign)
     known = records.read([path]) if resume and path.exists() else []
-    return known, remaining(jobs, known, code_hash())
+    return known, remaining(jobs, known, hashes)

@@ -15,11 +15,13 @@ def test_rounds_are_outermost_and_alternate() -> None:
 
 
 def test_only_good_records_of_the_same_code_count_as_done() -> None:
-    def record(cell: int, round_: int, status: str = "done", code: str = "x") -> dict[str, object]:
-        return {"cell": cell_id(CELLS[cell]), "round": round_, "status": status, "code": {"sources": code}}
+    code = {"sources": "x", "algo": "a", "task": "t"}
 
-    found = [record(0, 0), record(1, 0, "failed"), record(2, 0, code="y"), record(2, 1)]
-    left = remaining(interleave(CELLS, 2), found, "x")
+    def record(cell: int, round_: int, status: str = "done", **other: str) -> dict[str, object]:
+        return {"cell": cell_id(CELLS[cell]), "round": round_, "status": status, "code": {"git": None, **code, **other}}
+
+    found = [record(0, 0), record(1, 0, "failed"), record(2, 0, sources="y"), record(2, 1), record(1, 1, algo="b")]
+    left = remaining(interleave(CELLS, 2), found, lambda cell: code)
     assert [(job.round, job.cell["run"]["steps"]) for job in left] == [(0, 2), (0, 3), (1, 2), (1, 1)]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bagua_bench import records
+from bagua_bench.summary import summarise
 
 CELL: dict[str, Any] = {
     "mode": "measure",
@@ -50,7 +51,7 @@ def new(round_: int = 0) -> records.Record:
 
 
 def test_summary() -> None:
-    summary = records.summarise(RESULT)
+    summary = summarise(RESULT)
     assert summary["step_seconds"] == [2.0, 3.0], "the slowest rank's time counts"
     assert summary["throughput"] == 20 / 5, "all samples over all time"
     assert summary["epoch_seconds"] == 25
