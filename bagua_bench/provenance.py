@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from bagua_bench.cell import Cell
 from bagua_bench.closure import closure_hash
 
 HOME = Path(__file__).resolve().parents[1]
@@ -24,19 +25,20 @@ _RUNS = ("bagua_bench.launch.local", "bagua_bench.launch.shaped", "bagua_bench.l
 """What makes a number: these modules, and all that they import or start."""
 
 
-def hashes(cell: dict[str, Any]) -> dict[str, str]:
+def hashes(cell: Cell) -> dict[str, str]:
     """Of all sources that a number of the cell depends on: of the suite, and of the algorithm's and the task's module.
 
     Each with what it imports, so that a change anywhere else leaves a number as good as it was.
     """
     roots = {
-        "sources": _SIMULATES if cell["mode"] == "simulate" else _RUNS,
-        **{group: (cell[group]["_target_"].rpartition(".")[0],) for group in ("algo", "task")},
+        "sources": _SIMULATES if cell.mode == "simulate" else _RUNS,
+        "algo": (cell.algo.target.rpartition(".")[0],),
+        "task": (cell.task.target.rpartition(".")[0],),
     }
     return {key: closure_hash(*modules) for key, modules in roots.items()}
 
 
-def code(cell: dict[str, Any]) -> dict[str, Any]:
+def code(cell: Cell) -> dict[str, Any]:
     """Version, git commit and hash of its uncommitted changes (null outside a checkout), hashes of the sources."""
     return {"version": version("bagua-bench"), "git": _git(), **hashes(cell)}
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bagua_bench import provenance
-from bagua_bench.cell import cell_id, flatten, world_size
+from bagua_bench.cell import Cell, flatten
+from bagua_bench.result import Result
 from bagua_bench.schema_history import SCHEMA, migrate
 from bagua_bench.summary import summarise
 
@@ -20,38 +21,44 @@ SOURCES = {"measure": "measured", "emulate": "emulated", "simulate": "simulated"
 Record = dict[str, Any]
 
 
-def make_record(cell: dict[str, Any], campaign: str, round_: int, began: datetime) -> Record:
+def make_record(cell: Cell, campaign: str, round_: int, began: datetime) -> Record:
     """What is known about a run before it has a result; its status is `failed` until `complete` or `fail`."""
+    config = cell.to_json()
     return {
         "schema": SCHEMA,
         "status": "failed",
         "reason": None,
-        "source": SOURCES[cell["mode"]],
+        "source": SOURCES[cell.mode],
         "campaign": campaign,
         "round": round_,
-        "cell": cell_id(cell),
+        "cell": cell.id,
         "began": began.isoformat(timespec="seconds"),
         "seconds": (datetime.now(timezone.utc) - began).total_seconds(),
-        "config": cell,
-        "ranks": world_size(cell),
+        "config": config,
+        "ranks": cell.cluster.ranks,
         "code": provenance.code(cell),
         "machine": provenance.machine(),
         "environment": provenance.environment(),
-        "network": {"asked": cell["network"], "measured": None},
+        "network": {"asked": config["network"], "measured": None},
         "result": None,
     }
 
 
-def complete(record: Record, result: dict[str, Any]) -> Record:
+def complete(record: Record, result: Result) -> Record:
     """Add rank 0's result: status `done`, or `wrong` if its checks did not pass."""
-    checks = result["checks"]
-    status = "done" if checks["passed"] else "wrong"
-    return {**record, "status": status, "reason": checks["reason"], "result": summarise(result)}
+    checks = result.checks
+    status = "done" if checks.passed else "wrong"
+    return {**record, "status": status, "reason": checks.reason, "result": summarise(result)}
 
 
 def fail(record: Record, reason: str) -> Record:
     """Status `failed` with its reason."""
     return {**record, "status": "failed", "reason": reason}
+
+
+def cell_of(record: Record) -> Cell:
+    """The cell that was run. ValueError, one line, for a configuration that is none."""
+    return Cell.from_json(record["config"])
 
 
 def file_of(results: str, campaign: str) -> Path:

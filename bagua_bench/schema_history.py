@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from bagua_bench import facts
-from bagua_bench.cell import cell_id
+from bagua_bench.cell import identity
 
 HISTORY = {
     1: "the first version",
     2: "`config.algo.about` and `config.task.about`: what is declared of the algorithm and the task; "
     "`config.algo.preset` is gone: what `released` stood for is written out in the algorithm's own "
-    "options; `code` hashes what a number depends on instead of all sources",
+    "options; `config.run.precision` is never missing; `code` hashes what a number depends on instead of all sources",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -45,10 +45,10 @@ def _from_1(record: dict[str, Any]) -> dict[str, Any]:
     algo = {key: value for key, value in config["algo"].items() if key != "preset"}
     if config["algo"].get("preset") == "released":
         algo |= {key: value for key, value in _PRESET.items() if key in algo}
-    config = {**config, "algo": algo}
+    config = {**config, "algo": algo, "run": {"precision": "fp32", **config["run"]}}
     if "about" not in algo:  # the last records of version 1 have it
         config = facts.declared(config)
-    return {**record, "config": config, "cell": cell_id(config)}
+    return {**record, "config": config, "cell": identity(config)}
 
 
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}

@@ -24,7 +24,7 @@ from bagua_bench.training.loop import Loop
 from bagua_bench.training.loss_scale import LossScale
 from tasks.base import Batch, Task
 
-ALL_REDUCE = {"_target_": "algorithms.gradient_allreduce.GradientAllReduce"}
+ALL_REDUCE = "algorithms.gradient_allreduce.GradientAllReduce"
 _STEPS = 12
 _SIZES = [4099, 70_001, 3, 20_000]
 _HALF = 1e-2  # relative distance of weights that 16 bits resolve
@@ -135,7 +135,7 @@ def under_autocast(precision: str, comm: TorchComm, device: torch.device) -> Fou
     task = _Regression()
     torch.manual_seed(1)
     model = task.model().to(device)
-    with Engine(model, task.optimizer(model), build(ALL_REDUCE), comm) as engine:
+    with Engine(model, task.optimizer(model), build(ALL_REDUCE, {}), comm) as engine:
         engine.scale = LossScale(device, 2.0**8) if precision == "fp16" else None
         loop = Loop(engine, task, device, 2, lambda *_: None, precision=precision)
         loop.take(islice(task.batches(comm.rank, comm.size, 0), 2 * _STEPS), _STEPS, "timed")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bagua_bench import facts, records
-from bagua_bench.cell import cell_id
+from bagua_bench.cell import Cell
 from bagua_bench.schema_history import HISTORY, SCHEMA, migrate
 from tests.catalogue import HOME, constructor
 
@@ -50,7 +50,12 @@ def test_every_older_record_becomes_a_present_one(version: int) -> None:
             key: record[key] for key in record if key not in ("schema", "config", "cell")
         }
         for group in set(record["config"]) - {"algo", "task"}:
-            assert new["config"][group] == record["config"][group]
+            assert new["config"][group] == filled(group, record["config"][group])
+
+
+def filled(group: str, values: Any) -> Any:
+    """What was not written before it could be chosen."""
+    return {"precision": "fp32", **values} if group == "run" else values
 
 
 @pytest.mark.parametrize("version", OLDER)
@@ -60,10 +65,13 @@ def test_reading_migrates(version: int) -> None:
 
 def test_from_1_declarations_are_filled_in() -> None:
     for record in map(migrate, old(1)):
-        assert facts.algorithm(record["config"]).title == facts.option(record["config"]["algo"]["name"]).title
-        assert facts.task(record["config"]).title
+        assert (
+            facts.algorithm(Cell.from_json(record["config"]).algo).title
+            == facts.option(record["config"]["algo"]["name"]).title
+        )
+        assert facts.task(Cell.from_json(record["config"]).task).title
     [qadam, *_] = [record for record in old(1) if record["config"]["algo"].get("warmup_steps", 100) != 100]
-    declared = facts.algorithm(migrate(qadam)["config"])
+    declared = facts.algorithm(Cell.from_json(migrate(qadam)["config"]).algo)
     assert declared.warm_up == qadam["config"]["algo"]["warmup_steps"], "as the record's options have it"
 
 
@@ -107,7 +115,7 @@ def test_a_cell_keeps_its_id_but_where_a_key_is_gone() -> None:
     found = [(record, migrate(record)) for record in committed()]
     assert len(found) > 700
     for before, after in found:
-        assert after["cell"] == cell_id(after["config"])
+        assert after["cell"] == Cell.from_json(after["config"]).id
         assert (after["cell"] == before["cell"]) == ("preset" not in before["config"]["algo"])
 
 
