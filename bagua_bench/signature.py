@@ -11,9 +11,6 @@ from typing import Any
 
 from bagua_bench.closure import file_of
 
-SUITE_KEYS = ("name", "_target_", "step_seconds", "about")
-"""Keys of the groups `task` and `algo` that are no arguments of the constructor."""
-
 
 @dataclass(frozen=True)
 class Argument:

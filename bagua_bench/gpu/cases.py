@@ -13,11 +13,11 @@ from torch.optim import SGD, Optimizer
 
 from algorithms.base import Algorithm, When
 from bagua_bench import conf_folder
+from bagua_bench.cell import AlgoPart
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.facts import AlgorithmFacts
 from bagua_bench.gpu import trace
 from bagua_bench.gpu.models import Given
-from bagua_bench.signature import SUITE_KEYS
 from bagua_bench.training.build import build
 from bagua_bench.training.engine import Engine
 from bagua_bench.training.loop import Loop
@@ -45,12 +45,11 @@ class Case(NamedTuple):
 def cases(hierarchical: bool) -> Iterator[tuple[str, Case]]:
     """Every algorithm with its file's options, short enough to show something; some in half precision, too."""
     for path in sorted((conf_folder.FOLDER / "algo").glob("*.yaml")):
-        given = conf_folder.option("algo", path.stem)
-        about, kind = given["about"], _class(given["_target_"])
+        algo = AlgoPart.from_plain({"name": path.stem, **conf_folder.option("algo", path.stem)})
+        about, kind = algo.about or {}, _class(algo.target)
         if about.get("peer"):
             continue
-        options = {key: value for key, value in given.items() if key not in SUITE_KEYS}
-        arguments = {**options, **about.get("short", {})}
+        arguments = {**algo.options, **about.get("short", {})}
         for option in about.get("compare", [[]])[-1] if hierarchical else ():
             key, _, value = option.partition("=")
             arguments[key] = {"true": True, "false": False}.get(value, value)

@@ -21,7 +21,8 @@ from tests.ranks import run
 
 CURVES = Path(__file__).with_name("curves.json")
 NAMES = [name for name in runnable() if not declared(name).rounds]  # which fall where they fall
-OPTIONS = {"qadam": ["algo.warmup_steps=4", "algo.lr=1e-5"]}  # more would diverge after so short a warm-up
+SHORT = ["algo.warmup_steps=4", "algo.lr=1e-5"]  # more would diverge after so short a warm-up
+OPTIONS = dict.fromkeys(("qadam", "qadam_released"), SHORT)
 
 
 def curve(comm: CountedComm, cell: Cell) -> list[float]:

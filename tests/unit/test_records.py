@@ -122,6 +122,9 @@ def test_comparable() -> None:
     with pytest.raises(ValueError, match=r"task\.batch"):
         records.comparable([new(), other], ["algo"])
     records.comparable([new(), other], ["algo", "task.batch"])
+    changed = {**new(), "code": {**new()["code"], "algo": "other"}}
+    with pytest.raises(ValueError, match=r"the code of algorithms\.bytegrad\.ByteGrad"):
+        records.comparable([new(), changed], ["algo"])
     for key, value in (("source", "published"), ("machine", {**new()["machine"], "fingerprint": "x"})):
         with pytest.raises(ValueError, match=key):
             records.comparable([new(), {**new(), key: value}], [])
