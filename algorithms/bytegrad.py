@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
 from algorithms.base import Algorithm, Bucket, Comm
 from algorithms.codecs import MinMaxUInt8
@@ -11,24 +10,20 @@ from algorithms.primitives import c_lp_s
 
 
 class ByteGrad(Algorithm):
-    """Full-precision mean inside a server, 8-bit scatter-gather between servers; then the optimizer step.
-
-    preset="released": compresses on a single rank too, as the published code does.
-    """
+    """Full-precision mean inside a server, 8-bit scatter-gather between servers; then the optimizer step."""
 
     def __init__(
         self,
         average: bool = True,
         hierarchical: bool = True,
         compress_single_rank: bool = False,
-        preset: Literal["default", "released"] = "default",
     ) -> None:
         self.exchange = partial(
             c_lp_s,
             codec=MinMaxUInt8(),
             average=average,
             hierarchical=hierarchical,
-            compress_single_rank=compress_single_rank or preset == "released",
+            compress_single_rank=compress_single_rank,
         )
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:

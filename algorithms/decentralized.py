@@ -19,7 +19,6 @@ class Decentralized(Algorithm):
     """x_i <- mean of x_i and its peer's x, minus the optimizer's step for the gradient at the old x_i.
 
     peers: "shift_one", one peer that changes with every exchange, or "all"; interval: steps per exchange.
-    preset="released": peers="all", the published code's default.
     """
 
     when = When.FORWARD
@@ -32,9 +31,8 @@ class Decentralized(Algorithm):
         peers: Literal["shift_one", "all"] = "shift_one",
         interval: Annotated[int, Least(1)] = 1,
         hierarchical: bool = True,
-        preset: Literal["default", "released"] = "default",
     ) -> None:
-        self.peers = "all" if preset == "released" else peers
+        self.peers = peers
         self.interval = interval
         self.hierarchical = hierarchical
         self.averaged: dict[str, Tensor] = {}

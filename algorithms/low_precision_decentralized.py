@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from torch.optim import Optimizer
 
@@ -17,7 +17,7 @@ _REPLICAS = ("own", "left", "right")
 class LowPrecisionDecentralized(Algorithm):
     """After the optimizer step each model moves to the mean of its own and its neighbours' replicas.
 
-    interval: steps per exchange. preset="released": compresses on a single rank too.
+    interval: steps per exchange.
     """
 
     when = When.STEP
@@ -30,11 +30,10 @@ class LowPrecisionDecentralized(Algorithm):
         interval: Annotated[int, Least(1)] = 1,
         hierarchical: bool = True,
         compress_single_rank: bool = False,
-        preset: Literal["default", "released"] = "default",
     ) -> None:
         self.interval = interval
         self.hierarchical = hierarchical
-        self.compress_single_rank = compress_single_rank or preset == "released"
+        self.compress_single_rank = compress_single_rank
         self.codec = MinMaxUInt8()
 
     def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:

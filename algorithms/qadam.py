@@ -18,7 +18,7 @@ class QAdam(Algorithm):
     """For `warmup_steps` steps Adam on averaged gradients; then v is frozen and the momenta are averaged, compressed.
 
     Takes over an Adam or AdamW, with its schedules, or stands in for another optimizer if `lr` is given; lr, betas, eps
-    and weight_decay replace the optimizer's. preset="released": rows 1-5 and 8 of spec 0.2, over all other arguments.
+    and weight_decay replace the optimizer's.
     """
 
     carry: ClassVar = {"sent_error": Carry.AVERAGE, "reduced_error": Carry.ZERO}
@@ -37,11 +37,7 @@ class QAdam(Algorithm):
         weight_decay_stage: Literal["both", "warmup"] = "both",
         hierarchical: bool = True,
         compress_single_rank: bool = False,
-        preset: Literal["default", "released"] = "default",
     ) -> None:
-        if preset == "released":
-            codec, error_feedback, compress_single_rank = "minmax_uint8", False, True
-            bias_correction, freeze_after, weight_decay_stage = "drift", "warmup_minus_one", "warmup"
         average = partial(c_lp_s, codec=CODECS[codec](), hierarchical=hierarchical)
         self.average = partial(average, compress_single_rank=compress_single_rank)
         memory = partial(error_memory, hierarchical=hierarchical, alone=compress_single_rank)

@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__" and sys.argv[1:2] == ["check-gpu"]:  # runs where Hydra is not installed
     from bagua_bench.gpu.check import main as check_gpu
@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from bagua_bench import campaign, config, records
+from bagua_bench.cell import Cell
 from bagua_bench.config import CONF, ConfigError
 from bagua_bench.launch import joined
 from bagua_bench.network import machine
@@ -60,24 +61,24 @@ class App:
         return interleave(cells, composed.campaign.rounds), choices["campaign"]
 
 
-def _checked(cell: dict[str, Any]) -> dict[str, Any]:
+def _checked(cell: Cell) -> Cell:
     if joined.is_joined():
         if is_shaped(cell):
-            raise ConfigError(f"network={cell['network']['name']}: a job has the network of its cluster; allowed: none")
-        cell["cluster"]["servers"], cell["cluster"]["ranks_per_server"] = joined.enter()
+            raise ConfigError(f"network={cell.network.name}: a job has the network of its cluster; allowed: none")
+        servers, ranks = joined.enter()
+        cell = replace(cell, cluster=replace(cell.cluster, servers=servers, ranks_per_server=ranks))
     validate(cell)
-    if cell["mode"] == "measure" and cell["run"]["device"] == "cuda" and not config.has_cuda():
+    if cell.mode == "measure" and cell.run.device == "cuda" and not config.has_cuda():
         raise ConfigError("run.device=cuda: no NVIDIA GPU, or torch is no CUDA build; allowed here: auto, cpu")
     try:
-        machine.settle(cell)
+        return machine.settle(cell)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return cell
 
 
 def _make_folders(batches: Sequence[tuple[Sequence[Job], str]]) -> None:
     """Have folders for the records. ConfigError where none can be kept."""
-    for results, name in {(job.cell["run"]["results"], name) for jobs, name in batches for job in jobs}:
+    for results, name in {(job.cell.run.results, name) for jobs, name in batches for job in jobs}:
         folder = records.file_of(results, name).parent
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
@@ -16,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bagua_bench import config, facts
 from bagua_bench.campaign import compose_cell
+from bagua_bench.cell import Cell
 from bagua_bench.config import CONF, ConfigError
 from bagua_bench.explain import explain
 from bagua_bench.simulate import advice, advise
@@ -55,24 +55,24 @@ The table:
 {legend}"""
 
 
-def ranked(arguments: list[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def ranked(arguments: list[str]) -> tuple[list[Cell], Cell]:
     """The cells to compare, and the one they vary. ConfigError for a combination that cannot be run at all."""
     for text in arguments:
         _refuse(text)
     config.register()
     with initialize_config_dir(str(CONF), version_base=None):
         base = compose_cell([*_STEPS, *arguments])
-        if base["mode"] != "simulate":
-            raise ConfigError(f"mode={base['mode']}: advice is simulated; allowed: simulate")
+        if base.mode != "simulate":
+            raise ConfigError(f"mode={base.mode}: advice is simulated; allowed: simulate")
         validate(base)
         _check_physics(base)
-        known = advise.options(base["cluster"], base["transport"]["name"])
+        known = advise.options(base.cluster, base.transport.name)
         transports = [name for name in known if name in advise.available("transport")]
         cells = [cell for name in transports for cell in _cells([*_STEPS, *arguments, f"transport={name}"])]
     return cells, base
 
 
-def _check_physics(cell: dict[str, Any]) -> None:
+def _check_physics(cell: Cell) -> None:
     try:
         cluster_of(cell)
     except ValueError as error:
@@ -87,12 +87,13 @@ def _refuse(text: str) -> None:
             raise ConfigError(f"{text}: {reason}; leave it out")
 
 
-def _cells(arguments: list[str]) -> Iterator[dict[str, Any]]:
+def _cells(arguments: list[str]) -> Iterator[Cell]:
     """Every algorithm that can be run with these arguments, in the variants worth comparing."""
     for algo in advise.available("algo"):
         first = compose_cell([*arguments, f"algo={algo}"])
-        if "measure" not in facts.algorithm(first).modes:
-            continue  # nothing that one could choose
+        declared = facts.algorithm(first.algo)
+        if "measure" not in declared.modes or not declared.advised:
+            continue  # nothing that one should choose
         for variant in advise.variants(first):
             cell = compose_cell([*arguments, f"algo={algo}", *variant])
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from itertools import chain, product
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from hydra import compose
@@ -15,10 +14,11 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
+from bagua_bench.cell import Cell
 from bagua_bench.config import ConfigError, resolve
 
 
-def cells(campaign: DictConfig, overrides: Sequence[str]) -> list[dict[str, Any]]:
+def cells(campaign: DictConfig, overrides: Sequence[str]) -> list[Cell]:
     """The resolved cells of a campaign: every combination of its axes.
 
     `overrides` are the user's; one that names an axis replaces it. ConfigError for a campaign of nothing.
@@ -31,7 +31,7 @@ def cells(campaign: DictConfig, overrides: Sequence[str]) -> list[dict[str, Any]
     return [compose_cell([*campaign.overrides, *chain(*chosen), *user]) for chosen in product(*axes)]
 
 
-def compose_cell(overrides: Sequence[str]) -> dict[str, Any]:
+def compose_cell(overrides: Sequence[str]) -> Cell:
     """Compose and resolve one configuration; Hydra must be initialised."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     values = [override for override in parsed if _is_value(override)]

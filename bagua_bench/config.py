@@ -13,7 +13,8 @@ from typing import Any, Optional
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from bagua_bench import conf_folder, facts, owner, units
+from bagua_bench import conf_folder, facts, owner, plain, units
+from bagua_bench.cell import AlgoPart, Cell, ComputePart, RunPart, TaskPart, TransportPart
 from bagua_bench.network import settings
 
 CONF = conf_folder.FOLDER
@@ -229,36 +230,40 @@ def has_cuda() -> bool:
     return Path(str(library)).exists() and bool(devices)
 
 
-def resolve(config: DictConfig, choices: dict[str, str]) -> dict[str, Any]:
-    """Plain values in plain units: what a worker gets and a record keeps. `choices` names the option of each group.
-
-    ConfigError if a value does not parse.
-    """
-    plain = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    assert isinstance(plain, dict)
-    cell: dict[str, Any] = {"mode": plain["mode"]}
-    for group in GROUPS:
-        cell[group] = {"name": choices[group], **(plain[group] or {})}
-    if cell["mode"] != "measure":
-        cell["compute"] = {"name": choices["compute"], **plain["compute"]}
+def resolve(config: DictConfig, choices: dict[str, str]) -> Cell:
+    """The cell in plain units; `choices` names the option of each group. ConfigError if a value does not parse."""
+    given = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    assert isinstance(given, dict)
+    groups = {group: {"name": choices[group], **(given[group] or {})} for group in GROUPS}
     try:
-        if "compute" in cell:
-            asked = plain["compute"]["memory_bandwidth"]
-            cell["compute"]["memory_bandwidth"] = units.parse("compute.memory_bandwidth", asked, units.BYTES)
-        settings.to_plain(cell["network"], cell["cluster"])
-        cell["run"] = _plain_run(plain["run"], cell["transport"]["backend"])
-        facts.algorithm(cell), facts.task(cell)
+        network, cluster = settings.parts(groups["network"], groups["cluster"])
+        transport = plain.load(TransportPart, groups["transport"], "transport")
+        cell = Cell(
+            mode=given["mode"],
+            task=TaskPart.from_plain(groups["task"]),
+            algo=AlgoPart.from_plain(groups["algo"]),
+            transport=transport,
+            cluster=cluster,
+            network=network,
+            compute=_compute(choices["compute"], given["compute"]) if given["mode"] != "measure" else None,
+            run=_run(given["run"], transport.backend),
+        )
+        facts.algorithm(cell.algo), facts.task(cell.task)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return cell
 
 
-def _plain_run(given: dict[str, Any], backend: str) -> dict[str, Any]:
-    run = {
-        **given,
+def _compute(name: str, given: dict[str, Any]) -> ComputePart:
+    bandwidth = units.parse("compute.memory_bandwidth", given["memory_bandwidth"], units.BYTES)
+    return plain.load(ComputePart, {"name": name, **given, "memory_bandwidth": bandwidth}, "compute")
+
+
+def _run(given: dict[str, Any], backend: str) -> RunPart:
+    own: dict[str, float | str] = {
         "bucket_size": int(units.parse("run.bucket_size", given["bucket_size"], units.BYTES)),
         "timeout": units.parse("run.timeout", given["timeout"], units.SECONDS),
     }
-    if run["device"] == "auto":
-        run["device"] = "cuda" if has_cuda() and backend == "nccl" else "cpu"
-    return run
+    if given["device"] == "auto":
+        own["device"] = "cuda" if has_cuda() and backend == "nccl" else "cpu"
+    return plain.load(RunPart, {**given, **own}, "run")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bagua_bench import units
-from bagua_bench.cell import cell_id, flatten, label
+from bagua_bench.cell import Cell, flatten
 from bagua_bench.network import settings
 from bagua_bench.network.shape import LINK_KEYS
 from bagua_bench.plan import Job
@@ -97,30 +97,30 @@ def show_plan(jobs: Sequence[Job], todo: Sequence[Job], seconds: float | None) -
     told = _telling([job.cell for job in jobs])
     table = Table(*next(iter(told.values())), "rounds done")
     for name, facts in told.items():
-        rounds = [job.round for job in jobs if cell_id(job.cell) == name]
-        to_do = sum(cell_id(job.cell) == name for job in todo)
+        rounds = [job.round for job in jobs if job.cell.id == name]
+        to_do = sum(job.cell.id == name for job in todo)
         table.add_row(*facts.values(), f"{len(rounds) - to_do} of {len(rounds)}")
     CONSOLE.print(table)
     rest = "unknown before the first of them has run" if seconds is None else f"about {units.duration(seconds)}"
     CONSOLE.print(f"{len(todo)} runs to do; time: {rest}")
 
 
-def names(cells: Sequence[dict[str, Any]]) -> dict[str, str]:
+def names(cells: Sequence[Cell]) -> dict[str, str]:
     """For every cell's id, what tells it from the others: 'algo.name=ddp network.bandwidth=10gbit'."""
-    labels = {cell_id(cell): label(cell) for cell in cells}
+    labels = {cell.id: cell.label for cell in cells}
     told = {name: " ".join(f"{key}={value}" for key, value in facts.items()) for name, facts in _telling(cells).items()}
     return {name: told[name] or labels[name] for name in labels}
 
 
-def _telling(cells: Sequence[dict[str, Any]]) -> dict[str, dict[str, str]]:
+def _telling(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
     """For every cell's id, the keys in which the cells differ; not those that follow from their group's name."""
-    flat = {cell_id(cell): flatten(cell) for cell in cells}
+    flat = {cell.id: flatten(cell.to_json()) for cell in cells}
     keys = [key for key in next(iter(flat.values())) if all(key in facts for facts in flat.values())]
     keys = [key for key in keys if _differs(key, list(flat.values()))]
     return {name: {key: _shown(key, facts[key]) for key in keys} for name, facts in flat.items()}
 
 
-def _differs(key: str, cells: Sequence[dict[str, Any]]) -> bool:
+def _differs(key: str, cells: Sequence[Mapping[str, Any]]) -> bool:
     name = f"{key.partition('.')[0]}.name"
     seen = {(facts.get(name) if key != name else None, json.dumps(facts[key])) for facts in cells}
     return len(seen) > len({option for option, _ in seen})

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from bagua_bench import conf_folder
+from bagua_bench.cell import AlgoPart, TaskPart
 from bagua_bench.signature import attributes
 
 _RESERVE = ("#17becf", "#bcbd22", "#393b79", "#637939", "#8c6d31", "#843c39", "#7b4173", "#3182bd")
@@ -61,6 +62,8 @@ class AlgorithmFacts:
     """Whether it is a system of its own instead of an algorithm of the engine."""
     baseline: bool = False
     """Whether the others are compared with it."""
+    advised: bool = True
+    """Whether advice ranks it; what only repeats somebody's published code is there to be compared with."""
     note: str = ""
     """What has to be said where its speed is advised."""
     short: Mapping[str, Any] = field(default_factory=dict)
@@ -92,10 +95,9 @@ class TaskFacts:
 Facts = TypeVar("Facts", AlgorithmFacts, TaskFacts)
 
 
-def algorithm(cell: Mapping[str, Any]) -> AlgorithmFacts:
-    """The facts of a resolved configuration's algorithm. ValueError for a declaration that is none."""
-    algo = cell["algo"]
-    return _algorithm(algo["name"], algo.get("_target_", ""), json.dumps(algo.get("about"), sort_keys=True))
+def algorithm(algo: AlgoPart) -> AlgorithmFacts:
+    """The facts of a cell's algorithm. ValueError for a declaration that is none."""
+    return _algorithm(algo.name, algo.target, json.dumps(algo.about, sort_keys=True))
 
 
 @cache
@@ -113,13 +115,12 @@ def option(name: str) -> AlgorithmFacts:
     """The facts of algo=NAME with its own options; of a name that there is no file for, a title and looks."""
     from omegaconf import OmegaConf
 
-    path = conf_folder.FOLDER / "algo" / f"{name}.yaml"
-    if not path.exists():
+    if not (conf_folder.FOLDER / "algo" / f"{name}.yaml").exists():
         return _algorithm(name, "", json.dumps({"title": name, "same_update": False}))
     register_resolvers()
-    algo = OmegaConf.to_container(OmegaConf.create({"algo": OmegaConf.load(path)}), resolve=True)
+    algo = OmegaConf.to_container(OmegaConf.create({"algo": conf_folder.option("algo", name)}), resolve=True)
     assert isinstance(algo, dict)
-    return algorithm({"algo": {"name": name, **algo["algo"]}})
+    return algorithm(AlgoPart.from_plain({"name": name, **algo["algo"]}))
 
 
 @cache
@@ -136,29 +137,30 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("equal", lambda a, b: a == b, replace=True)
 
 
-def declared(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of an old record with what its algorithm and its task declare today."""
+def declared(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of an old record, as it stands there, with what its algorithm and its task declare today."""
     from omegaconf import OmegaConf
 
     register_resolvers()
-    found = dict(cell)
-    for group, empty in (("algo", {"title": cell["algo"]["name"], "same_update": False}), ("task", {"title": ""})):
-        path = conf_folder.FOLDER / group / f"{cell[group]['name']}.yaml"
-        own = OmegaConf.load(path) if path.exists() else OmegaConf.create({"about": empty})
-        whole = OmegaConf.create({group: OmegaConf.merge(own, cell[group])})  # it may be older than some option
+    found = dict(config)
+    for group, empty in (("algo", {"title": config["algo"]["name"], "same_update": False}), ("task", {"title": ""})):
+        name = config[group]["name"]
+        known = (conf_folder.FOLDER / group / f"{name}.yaml").exists()
+        own = conf_folder.option(group, name) if known else {"about": empty}
+        whole = OmegaConf.create({group: OmegaConf.merge(own, config[group])})  # it may be older than some option
         about = OmegaConf.to_container(OmegaConf.select(whole, f"{group}.about"), resolve=True)
-        found[group] = {**cell[group], "about": about}
+        found[group] = {**config[group], "about": about}
     return found
 
 
-def task(cell: Mapping[str, Any]) -> TaskFacts:
-    """The facts of a resolved configuration's task. ValueError for a declaration that is none."""
-    return _read(TaskFacts, cell["task"]["name"], cell["task"].get("about"))
+def task(task: TaskPart) -> TaskFacts:
+    """The facts of a cell's task. ValueError for a declaration that is none."""
+    return _read(TaskFacts, task.name, task.about)
 
 
-def equal_replicas(cell: Mapping[str, Any]) -> bool:
+def equal_replicas(algo: AlgoPart) -> bool:
     """Whether all ranks have the same weights after every step: the algorithm's own `consensus` is 0."""
-    return not attributes(cell["algo"]["_target_"]).get("consensus")
+    return not attributes(algo.target).get("consensus")
 
 
 def _read(kind: type[Facts], name: str, about: Any) -> Facts:

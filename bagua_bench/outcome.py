@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from bagua_bench import facts, units
+from bagua_bench import facts, records, units
+from bagua_bench.cell import Cell
 from bagua_bench.display import CONSOLE
-from bagua_bench.emulate.scale import scale_model, shrink_of
+from bagua_bench.emulate.scale import scale_model
 from bagua_bench.network.shape import LINK_KEYS
 from bagua_bench.records import Record
 from bagua_bench.training.phases import PHASES
@@ -20,32 +21,32 @@ from bagua_bench.training.phases import PHASES
 
 def show(record: Record, path: Path) -> None:
     """Print the table of a finished run, or why it failed."""
-    name = f"{record['config']['task']['name']} / {record['config']['algo']['name']}"
+    cell = records.cell_of(record)
+    name = f"{cell.task.name} / {cell.algo.name}"
     if record["result"] is None:
         CONSOLE.print(f"[red]failed[/red]: {name}: {escape(record['reason'])}", soft_wrap=True)
     else:
-        CONSOLE.print(_table(name, record))
+        CONSOLE.print(_table(name, cell, record))
         if record["status"] == "wrong":
             CONSOLE.print(f"[red]wrong[/red]: {escape(record['reason'])}", soft_wrap=True)
     CONSOLE.print(f"record: {path} (cell {record['cell']}, status {record['status']})", soft_wrap=True)
 
 
-def _table(name: str, record: Record) -> Table:
-    config = record["config"]
-    title = f"{name}, scale {config['task'].get('scale', '')}, {record['ranks']} ranks, {record['source']}"
-    if (shrink := shrink_of(config)) != 1:
-        title += f", scale model 1 : {shrink:g}"
+def _table(name: str, cell: Cell, record: Record) -> Table:
+    title = f"{name}, scale {cell.task.scale}, {record['ranks']} ranks, {record['source']}"
+    if cell.shrink != 1:
+        title += f", scale model 1 : {cell.shrink:g}"
     table = Table(title=title, show_header=False)
-    for row in _rows(record):
+    for row in _rows(cell, record):
         table.add_row(*row)
     return table
 
 
-def _rows(record: Record) -> Iterator[tuple[str, str]]:
-    result, config = record["result"], record["config"]
+def _rows(cell: Cell, record: Record) -> Iterator[tuple[str, str]]:
+    result = record["result"]
     low, high = result["throughput_interval"]
     interval = f"  (95 %: {low:.4g} ... {high:.4g})" if low < high else ""
-    scaled = ", of the scale model" if shrink_of(config) != 1 else ""
+    scaled = ", of the scale model" if cell.shrink != 1 else ""
     yield "throughput", f"{result['throughput']:.4g} samples/s{interval}"
     total = sum(result["step_seconds"]) / len(result["step_seconds"])
     yield "step", f"{units.duration(total)}, the slowest rank's, mean of {len(result['step_seconds'])}"
@@ -53,14 +54,14 @@ def _rows(record: Record) -> Iterator[tuple[str, str]]:
         label = "exposed communication" if phase == "communication" else phase
         yield f"  {label}", f"{units.duration(result['phase_seconds'][phase])}, mean over ranks"
     yield "sent", _traffic(result["bytes_per_step"], result.get("rank_counts")) + scaled
-    if early := _warm_up(config):
+    if early := _warm_up(cell):
         yield "algorithm", f"[yellow]{early}[/yellow]"
     yield "epoch", f"{units.duration(result['epoch_seconds'])} for {result['samples_per_epoch']:,} samples, projected"
     if record["source"] != "simulated":
         yield "peak memory", f"{max(result['peak_memory']) / 1e9:.2f} GB per rank"
     if record["source"] == "simulated" or record["network"]["measured"]:
-        yield "network", _network(record)
-    if "averaging" in result:
+        yield "network", _network(cell, record["network"]["measured"])
+    if result.get("averaging"):
         yield "averaging", _averaging(result["averaging"])
     if record["source"] == "measured":
         yield "learning", _learning(result)
@@ -74,23 +75,22 @@ def _learning(result: dict[str, Any]) -> str:
     return f"loss {result['losses'][0]:.4g} -> {result['losses'][-1]:.4g}; {metrics} ({data})"
 
 
-def _warm_up(config: dict[str, Any]) -> str:
+def _warm_up(cell: Cell) -> str:
     """How many timed steps say nothing of what the algorithm does later; empty if none."""
-    declared, run = facts.algorithm(config), config["run"]
-    timed = declared.whole(run["steps"])
-    early = min(max(declared.warm_up - run["untimed"], 0), timed)
+    declared, run = facts.algorithm(cell.algo), cell.run
+    timed = declared.whole(run.steps)
+    early = min(max(declared.warm_up - run.untimed, 0), timed)
     if not early:
         return ""
-    keys = f"its first {declared.warm_up}; run.untimed={run['untimed']}"
+    keys = f"its first {declared.warm_up}; run.untimed={run.untimed}"
     return f"{early} of {timed} steps are {declared.title}'s warm-up, uncompressed all-reduce ({keys})"
 
 
-def _network(record: Record) -> str:
+def _network(cell: Cell, found: dict[str, Any] | None) -> str:
     """What was asked for, ranges over the pairs of servers as measured, and where they are not what was asked for."""
-    config, found = record["config"], record["network"]["measured"]
-    lines = [f"asked: {asked(config)}"]
-    if shrink_of(config) != 1:
-        lines.append(f"in the scale model: {asked(scale_model(config))}")
+    lines = [f"asked: {asked(cell)}"]
+    if cell.shrink != 1:
+        lines.append(f"in the scale model: {asked(scale_model(cell))}")
     if found:
         lines.append(f"measured: {measured(found)} ({found['backend']})")
         lines += (f"[yellow]{flag}[/yellow]" for flag in found["flags"])
@@ -107,18 +107,17 @@ def measured(found: dict[str, Any]) -> str:
     return f"{between}, round trip {units.duration(times[0])} ... {units.duration(times[-1])}"
 
 
-def asked(config: dict[str, Any]) -> str:
-    """The network that a record's configuration asks for: '400 Mbit/s, 5 ms one way'. Old ones lack some keys."""
-    network = config["network"]
-    nothing = "no limits" if config["mode"] == "simulate" else "as it is"
-    parts = [_link(network) or nothing]
-    if flows := ", ".join(units.amount(rate, units.RATES) for rate in network.get("flow_rates", ())):
+def asked(cell: Cell) -> str:
+    """The network that a cell asks for: '400 Mbit/s, 5 ms one way'."""
+    nothing = "no limits" if cell.mode == "simulate" else "as it is"
+    parts = [_link({key: getattr(cell.network, key) for key in LINK_KEYS}) or nothing]
+    if flows := ", ".join(units.amount(rate, units.RATES) for rate in cell.network.flow_rates):
         parts.append(f"single connections {flows}")
-    parts += (f"server {number}: {_link(link)}" for number, link in config["cluster"].get("server", {}).items())
+    parts += (f"server {number}: {_link(link)}" for number, link in cell.cluster.server.items())
     return "; ".join(parts)
 
 
-def _link(link: dict[str, Any]) -> str:
+def _link(link: Mapping[str, float | None]) -> str:
     rate, latency, jitter, loss = (link.get(key) for key in LINK_KEYS)
     parts = [units.amount(rate, units.RATES)] if rate else []
     parts += [f"{units.duration(latency)} one way"] if latency else []

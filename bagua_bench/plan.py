@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-from bagua_bench.cell import cell_id
+from bagua_bench.cell import Cell
 from bagua_bench.records import Record
 
 
@@ -15,11 +14,11 @@ from bagua_bench.records import Record
 class Job:
     """One run of a cell, in a fresh set of processes."""
 
-    cell: dict[str, Any]
+    cell: Cell
     round: int
 
 
-def interleave(cells: Sequence[dict[str, Any]], rounds: int) -> list[Job]:
+def interleave(cells: Sequence[Cell], rounds: int) -> list[Job]:
     """All cells, round by round, in reversed order every other round: drift of the machine hits all cells alike."""
     jobs = []
     for round_ in range(rounds):
@@ -28,14 +27,17 @@ def interleave(cells: Sequence[dict[str, Any]], rounds: int) -> list[Job]:
     return jobs
 
 
-def remaining(jobs: Iterable[Job], records: Iterable[Record], code: str) -> list[Job]:
-    """The jobs that no record says were done with the same code."""
-    done = {
-        (record["cell"], record["round"])
-        for record in records
-        if record["status"] == "done" and record["code"]["sources"] == code
-    }
-    return [job for job in jobs if (cell_id(job.cell), job.round) not in done]
+def remaining(jobs: Iterable[Job], records: Iterable[Record], code: Callable[[Cell], Mapping[str, str]]) -> list[Job]:
+    """The jobs that no record says were done with the same code: `code` gives the hashes that tell, of a cell."""
+    done: dict[tuple[str, int], list[Mapping[str, object]]] = {}
+    for record in records:
+        if record["status"] == "done":
+            done.setdefault((record["cell"], record["round"]), []).append(record["code"])
+
+    def is_done(job: Job) -> bool:
+        return any(code(job.cell).items() <= past.items() for past in done.get((job.cell.id, job.round), ()))
+
+    return [job for job in jobs if not is_done(job)]
 
 
 def estimate(jobs: Iterable[Job], records: Iterable[Record]) -> float | None:
@@ -46,4 +48,4 @@ def estimate(jobs: Iterable[Job], records: Iterable[Record]) -> float | None:
     if not taken:
         return None
     usual = fmean(fmean(seconds) for seconds in taken.values())
-    return sum(fmean(taken.get(cell_id(job.cell), [usual])) for job in jobs)
+    return sum(fmean(taken.get(job.cell.id, [usual])) for job in jobs)

@@ -13,41 +13,34 @@ from typing import Any
 
 import psutil
 
-from bagua_bench.signature import source_of
+from bagua_bench.cell import Cell
+from bagua_bench.closure import closure_hash
 
 HOME = Path(__file__).resolve().parents[1]
 _PACKAGES = ("torch", "torchvision", "transformers", "numpy", "hydra-core")
 _ENVIRONMENT = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID")
 _PREFIXES = ("NCCL_", "GLOO_", "MALLOC_", "TORCH_NCCL_")
-_NOT_MEASURED = ("figures", "display.py")  # parts of the suite that cannot change a number
+_SIMULATES = ("bagua_bench.simulate.run", "bagua_bench.summary")
+_RUNS = ("bagua_bench.launch.local", "bagua_bench.launch.shaped", "bagua_bench.launch.joined", "bagua_bench.summary")
+"""What makes a number: these modules, and all that they import or start."""
 
 
-@cache
-def code_hash() -> str:
-    """Hash of all sources that a measurement depends on."""
-    digest = hashlib.sha256()
-    for package in ("algorithms", "tasks", "bagua_bench"):
-        for path in sorted((HOME / package).rglob("*")):
-            name = path.relative_to(HOME).as_posix()
-            if path.suffix in (".py", ".cpp", ".h") and not any(part in path.parts for part in _NOT_MEASURED):
-                digest.update(name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
+def hashes(cell: Cell) -> dict[str, str]:
+    """Of all sources that a number of the cell depends on: of the suite, and of the algorithm's and the task's module.
 
-
-@cache
-def _source_hash(target: str) -> str:
-    return hashlib.sha256(source_of(target).read_bytes()).hexdigest()[:12]
-
-
-def code(cell: dict[str, Any]) -> dict[str, Any]:
-    """Version, git commit and hash of its uncommitted changes (null outside a checkout), hashes of the sources."""
-    return {
-        "version": version("bagua-bench"),
-        "git": _git(),
-        "sources": code_hash(),
-        "algo": _source_hash(cell["algo"]["_target_"]),
-        "task": _source_hash(cell["task"]["_target_"]),
+    Each with what it imports, so that a change anywhere else leaves a number as good as it was.
+    """
+    roots = {
+        "sources": _SIMULATES if cell.mode == "simulate" else _RUNS,
+        "algo": (cell.algo.target.rpartition(".")[0],),
+        "task": (cell.task.target.rpartition(".")[0],),
     }
+    return {key: closure_hash(*modules) for key, modules in roots.items()}
+
+
+def code(cell: Cell) -> dict[str, Any]:
+    """Version, git commit and hash of its uncommitted changes (null outside a checkout), hashes of the sources."""
+    return {"version": version("bagua-bench"), "git": _git(), **hashes(cell)}
 
 
 @cache

@@ -8,46 +8,47 @@ import os
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import fmean, mean
 from typing import Any
 
-from bagua_bench import facts, provenance, stats
-from bagua_bench.cell import cell_id, flatten, world_size
-from bagua_bench.training.phases import PHASES
+from bagua_bench import provenance
+from bagua_bench.cell import Cell, flatten
+from bagua_bench.result import Result
+from bagua_bench.schema_history import SCHEMA, migrate
+from bagua_bench.summary import summarise
 
-SCHEMA = 1
 SOURCES = {"measure": "measured", "emulate": "emulated", "simulate": "simulated"}
 
 Record = dict[str, Any]
 
 
-def make_record(cell: dict[str, Any], campaign: str, round_: int, began: datetime) -> Record:
+def make_record(cell: Cell, campaign: str, round_: int, began: datetime) -> Record:
     """What is known about a run before it has a result; its status is `failed` until `complete` or `fail`."""
+    config = cell.to_json()
     return {
         "schema": SCHEMA,
         "status": "failed",
         "reason": None,
-        "source": SOURCES[cell["mode"]],
+        "source": SOURCES[cell.mode],
         "campaign": campaign,
         "round": round_,
-        "cell": cell_id(cell),
+        "cell": cell.id,
         "began": began.isoformat(timespec="seconds"),
         "seconds": (datetime.now(timezone.utc) - began).total_seconds(),
-        "config": cell,
-        "ranks": world_size(cell),
+        "config": config,
+        "ranks": cell.cluster.ranks,
         "code": provenance.code(cell),
         "machine": provenance.machine(),
         "environment": provenance.environment(),
-        "network": {"asked": cell["network"], "measured": None},
+        "network": {"asked": config["network"], "measured": None},
         "result": None,
     }
 
 
-def complete(record: Record, result: dict[str, Any]) -> Record:
+def complete(record: Record, result: Result) -> Record:
     """Add rank 0's result: status `done`, or `wrong` if its checks did not pass."""
-    checks = result["checks"]
-    status = "done" if checks["passed"] else "wrong"
-    return {**record, "status": status, "reason": checks["reason"], "result": summarise(result)}
+    checks = result.checks
+    status = "done" if checks.passed else "wrong"
+    return {**record, "status": status, "reason": checks.reason, "result": summarise(result)}
 
 
 def fail(record: Record, reason: str) -> Record:
@@ -55,33 +56,9 @@ def fail(record: Record, reason: str) -> Record:
     return {**record, "status": "failed", "reason": reason}
 
 
-def summarise(result: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a run from the lists of its ranks; a step takes as long as it took the slowest rank."""
-    ranks, samples = result["ranks"], result["samples_per_step"]
-    steps = [max(rank["step"] for rank in step) for step in zip(*(rank["seconds"] for rank in ranks), strict=True)]
-    rate = stats.throughput(samples, steps)
-    metrics = [rank["metrics"] for rank in ranks]
-    return {
-        "step_seconds": steps,
-        "throughput": rate,
-        "throughput_interval": stats.throughput_interval(samples, steps),
-        "epoch_seconds": result["samples_per_epoch"] / rate,
-        "phase_seconds": {phase: _mean_phase(result, phase) for phase in PHASES},
-        "bytes_per_step": [{k: v / len(steps) for k, v in rank["sent"].items()} for rank in ranks],
-        "peak_memory": [rank["peak_memory"] for rank in ranks],
-        "streams": [rank.get("streams") for rank in ranks],
-        "skipped_steps": [rank.get("skipped_steps") for rank in ranks],
-        "losses": [mean(losses) for losses in zip(*(rank["losses"] for rank in ranks), strict=True)],
-        "metrics": {key: mean(m[key] for m in metrics) for key in metrics[0]},
-        **{key: value for key, value in result.items() if key != "ranks"},
-    }
-
-
-def _mean_phase(result: dict[str, Any], phase: str) -> float:
-    """Mean seconds of a phase over steps and ranks; where an entry stands for several ranks, it counts as many."""
-    ranks = result["ranks"]
-    means = [mean(step[phase] for step in rank["seconds"]) for rank in ranks]
-    return fmean(means, result.get("rank_counts"))
+def cell_of(record: Record) -> Cell:
+    """The cell that was run. ValueError, one line, for a configuration that is none."""
+    return Cell.from_json(record["config"])
 
 
 def file_of(results: str, campaign: str) -> Path:
@@ -102,7 +79,7 @@ def append(path: Path, record: Record) -> None:
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
-    """All records of the files, in order. ValueError for a schema that this version does not know.
+    """All records of the files, in order and in the present schema. ValueError for a schema that is unknown.
 
     A line that a killed writer left unfinished is passed over.
     """
@@ -113,11 +90,10 @@ def read(paths: Iterable[Path]) -> list[Record]:
                 record = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            if record.get("schema") != SCHEMA:
-                raise ValueError(f"{path}:{number}: schema {record.get('schema')}, this version reads {SCHEMA}")
-            if "about" not in record.get("config", {}).get("algo", {"about": None}):
-                record["config"] = facts.declared(record["config"])
-            found.append(record)
+            try:
+                found.append(migrate(record))
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}") from None
     return found
 
 
@@ -127,8 +103,13 @@ def comparable(records: Iterable[Record], axes: Iterable[str]) -> None:
     Code, machine and source of the numbers must be the same as well.
     """
     seen: dict[str, str] | None = None
+    code: dict[tuple[str, str], str] = {}
     for record in records:
         facts = _facts(record, set(axes))
+        for group in ("algo", "task"):
+            target = record["config"][group]["_target_"]
+            if code.setdefault((group, target), record["code"][group]) != record["code"][group]:
+                raise ValueError(f"records differ in the code of {target}")
         if seen is not None and facts != seen:
             keys = sorted(key for key in {*facts, *seen} if facts.get(key) != seen.get(key))
             raise ValueError(f"records differ in {', '.join(keys)}, which is no axis of this figure")

@@ -58,7 +58,7 @@ def _table(found: Sequence[Record]) -> str:
 
 
 def _row(record: Record) -> list[Any]:
-    config, result = record["config"], record["result"]
+    cell, result = records.cell_of(record), record["result"]
     numbers: list[Any] = [None] * 6
     if result is not None:
         low, high = result["throughput_interval"]
@@ -69,13 +69,13 @@ def _row(record: Record) -> list[Any]:
         numbers = [result["throughput"], low, high, step, result["epoch_seconds"], mean / 1e6]
     status = record["status"] + (f": {record['reason']}" if record["reason"] else "")
     return [
-        config["task"]["name"],
-        config["algo"]["name"],
-        config["transport"]["name"],
+        cell.task.name,
+        cell.algo.name,
+        cell.transport.name,
         record["ranks"],
         record["source"],
         *numbers,
-        outcome.asked(config),
+        outcome.asked(cell),
         _measured(record["network"]["measured"]),
         f"{record['machine']['processor']}, {record['machine']['cores']} cores",
         record["round"],

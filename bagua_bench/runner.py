@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua_bench import records
+from bagua_bench.cell import Cell
 from bagua_bench.emulate.scale import scale_model
 from bagua_bench.launch import joined
 from bagua_bench.launch.failures import RunFailed
@@ -16,6 +17,7 @@ from bagua_bench.launch.shaped import run_shaped
 from bagua_bench.network.shape import is_shaped
 from bagua_bench.plan import Job
 from bagua_bench.records import Record
+from bagua_bench.result import Result
 
 
 def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None:
@@ -24,7 +26,7 @@ def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None
     A failed run is recorded and returned; an interrupted one is recorded and raises KeyboardInterrupt.
     """
     began = datetime.now(timezone.utc)
-    path = records.file_of(job.cell["run"]["results"], campaign)
+    path = records.file_of(job.cell.run.results, campaign)
     measured: dict[str, Any] = {}
 
     def keep(finish: Callable[[Record], Record]) -> tuple[Record, Path]:
@@ -46,9 +48,9 @@ def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None
     return None if result is None else keep(lambda record: records.complete(record, result))
 
 
-def _run(cell: dict[str, Any], watch: Watch, measured: dict[str, Any]) -> dict[str, Any] | None:
+def _run(cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result | None:
     """The result, on the rank that records; `measured` receives what was measured of an emulated network."""
-    if cell["mode"] == "simulate":
+    if cell.mode == "simulate":
         from bagua_bench.simulate.run import simulate
 
         return simulate(cell)

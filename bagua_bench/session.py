@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bagua_bench import display, outcome, records
-from bagua_bench.cell import label
 from bagua_bench.launch import joined
 from bagua_bench.plan import Job, estimate, remaining
-from bagua_bench.provenance import code_hash
+from bagua_bench.provenance import hashes
 from bagua_bench.records import Record
 from bagua_bench.runner import run_job
 
@@ -21,7 +20,7 @@ def run_jobs(jobs: Sequence[Job], campaign: str, resume: bool) -> list[str]:
     for number, job in enumerate(todo, len(jobs) - len(todo) + 1):
         place = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
         left = display.left(estimate(todo[number - 1 - len(jobs) :], known)) if len(jobs) > 1 else ""
-        with display.watching(place + left + label(job.cell)) as watch:
+        with display.watching(place + left + job.cell.label) as watch:
             kept = run_job(job, campaign, watch)
         if kept is not None and joined.is_recorder():
             record, where = kept
@@ -31,9 +30,9 @@ def run_jobs(jobs: Sequence[Job], campaign: str, resume: bool) -> list[str]:
             else:
                 outcome.show(record, where)
             if record["status"] != "done":
-                failures.append(f"{label(job.cell)}: {record['reason']}")
+                failures.append(f"{job.cell.label}: {record['reason']}")
     if len(jobs) > 1 and joined.is_recorder():
-        outcome.show_end(len(jobs) - len(todo), records.file_of(jobs[0].cell["run"]["results"], campaign))
+        outcome.show_end(len(jobs) - len(todo), records.file_of(jobs[0].cell.run.results, campaign))
     return failures
 
 
@@ -45,6 +44,6 @@ def preview(jobs: Sequence[Job], campaign: str) -> None:
 
 def _open(jobs: Sequence[Job], campaign: str, resume: bool) -> tuple[list[Record], list[Job]]:
     """The campaign's records so far, and the jobs that are to be done."""
-    path = records.file_of(jobs[0].cell["run"]["results"], campaign)
+    path = records.file_of(jobs[0].cell.run.results, campaign)
     known = records.read([path]) if resume and path.exists() else []
-    return known, remaining(jobs, known, code_hash())
+    return known, remaining(jobs, known, hashes)

@@ -6,12 +6,10 @@ import ast
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-SUITE_KEYS = ("name", "_target_", "step_seconds", "about")
-"""Keys of the groups `task` and `algo` that are no arguments of the constructor."""
+from bagua_bench.closure import file_of
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,10 @@ class Argument:
 def source_of(target: str) -> Path:
     """The file that defines the class `package.module.Class`. ValueError if there is none."""
     module = target.rpartition(".")[0]
-    try:
-        spec = find_spec(module) if module else None
-    except ModuleNotFoundError:
-        spec = None
-    if spec is None or spec.origin is None:
+    path = file_of(module)
+    if path is None:
         raise ValueError(f"_target_={target}: there is no module '{module}'")
-    return Path(spec.origin)
+    return path
 
 
 @cache

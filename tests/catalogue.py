@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 
 from bagua_bench import config, facts
 from bagua_bench.campaign import compose_cell
+from bagua_bench.cell import Cell
 
 HOME = Path(__file__).resolve().parents[1]
 
@@ -46,12 +47,17 @@ def algorithms() -> list[str]:
 
 def declared(name: str, *overrides: str) -> facts.AlgorithmFacts:
     """What is declared of an algorithm."""
-    return facts.algorithm(resolved(f"algo={name}", *overrides, "mode=simulate"))
+    return facts.algorithm(resolved(f"algo={name}", *overrides, "mode=simulate").algo)
 
 
 def short(name: str) -> list[str]:
     """Overrides with which few steps show what an algorithm does."""
     return [f"algo.{key}={value}" for key, value in declared(name).short.items()]
+
+
+def constructor(name: str) -> dict[str, Any]:
+    """What the file of an algorithm gives its constructor."""
+    return dict(resolved(f"algo={name}").algo.options)
 
 
 def groups() -> list[str]:
@@ -63,16 +69,17 @@ def _register() -> None:
     config.register()
 
 
-def resolved(*overrides: str) -> dict[str, Any]:
-    """The cell that the command line `overrides` stands for."""
-    return deepcopy(_resolved(*overrides))
-
-
 @cache
-def _resolved(*overrides: str) -> dict[str, Any]:
+def resolved(*overrides: str) -> Cell:
+    """The cell that the command line `overrides` stands for."""
     _register()
     with initialize_config_dir(str(config.CONF), version_base=None):
         return compose_cell(overrides)
+
+
+def with_physics(cell: Cell, **physics: Any) -> Cell:
+    """The cell on a cluster of these physical parameters."""
+    return replace(cell, cluster=replace(cell.cluster, physics=physics))
 
 
 def composed(*overrides: str) -> Any:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from bagua_bench.cell import Cell, ClusterPart
 from bagua_bench.emulate.layers import Layers
-from bagua_bench.emulate.scale import shrink_of
 
 
 @dataclass(frozen=True)
@@ -26,25 +25,25 @@ class Compute:
         return self.forward + self.backward + self.optimizer
 
 
-def compute_of(cell: dict[str, Any], layers: Layers) -> Compute:
+def compute_of(cell: Cell, layers: Layers) -> Compute:
     """The computing times of a cell: `task.step_seconds`, else the profile's for the task, else by multiply-adds."""
-    task, profile = cell["task"], cell["compute"]
-    bandwidth = profile["memory_bandwidth"] / shrink_of(cell)  # smaller tensors take the time of the originals
-    batch = task["batch"] * cell["run"]["accumulate"]
-    known = profile["step_seconds"].get(task["name"])
-    if task.get("step_seconds") is not None:
-        step, origin = task["step_seconds"] * cell["run"]["accumulate"], "task.step_seconds"
-    elif known is not None and task.get("scale", "paper") != "tiny":
-        step, origin = known["seconds"] * batch / known["batch"], f"compute={profile['name']}"
+    task, profile, accumulate = cell.task, cell.machine, cell.run.accumulate
+    bandwidth = profile.memory_bandwidth / cell.shrink  # smaller tensors take the time of the originals
+    batch = task.batch * accumulate
+    known = profile.step_seconds.get(task.name)
+    if task.step_seconds is not None:
+        step, origin = task.step_seconds * accumulate, "task.step_seconds"
+    elif known is not None and task.scale != "tiny":
+        step, origin = known.seconds * batch / known.batch, f"compute={profile.name}"
     else:
-        step = 6 * layers.macs * batch / profile["flops"]  # two FLOP per multiply-add, the backward pass twice
-        origin = f"multiply-adds at {profile['flops'] / 1e12:g} TFLOP/s (compute={profile['name']})"
+        step = 6 * layers.macs * batch / profile.flops  # two FLOP per multiply-add, the backward pass twice
+        origin = f"multiply-adds at {profile.flops / 1e12:g} TFLOP/s (compute={profile.name})"
     optimizer = min(layers.elements * layers.optimizer_bytes / bandwidth, step / 2)
     passes = step - optimizer
-    forward = profile["forward_share"] * passes
+    forward = profile.forward_share * passes
     return Compute(forward, passes - forward, optimizer, bandwidth, origin)
 
 
-def slow_factors(cluster: dict[str, Any]) -> dict[int, float]:
+def slow_factors(cluster: ClusterPart) -> dict[int, float]:
     """Factor on the computing time of the ranks that have one."""
-    return {int(rank): float(factor) for rank, factor in (cluster.get("slow_ranks") or {}).items()}
+    return {int(rank): float(factor) for rank, factor in cluster.slow_ranks.items()}

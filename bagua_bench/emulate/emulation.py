@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from algorithms.codecs.base import Codec
+from bagua_bench.cell import Cell
 from bagua_bench.emulate.arithmetic import Debt, Meter
 from bagua_bench.emulate.compute import compute_of, slow_factors
 from bagua_bench.emulate.layers import layers_of
 from bagua_bench.emulate.pace import Sleeper
-from bagua_bench.emulate.scale import shrink_of
 from bagua_bench.emulate.task import EmulatedTask
+from bagua_bench.result import Reality
 from bagua_bench.training.trainer import Trainer
 
 _NAMES = {"optimizer": "optimizer", "codec": "codecs and the algorithm's arithmetic on tensors"}
@@ -20,19 +20,19 @@ _NAMES = {"optimizer": "optimizer", "codec": "codecs and the algorithm's arithme
 class Emulation:
     """What one rank of a resolved configuration needs to compute at another machine's speed."""
 
-    def __init__(self, cell: dict[str, Any], rank: int) -> None:
-        layers = layers_of(cell)
+    def __init__(self, cell: Cell, rank: int) -> None:
+        layers = layers_of(cell.task, cell.shrink)
         self._cell = cell
         self._compute = compute = compute_of(cell, layers)
-        self._slow = slow_factors(cell["cluster"]).get(rank, 1.0)
+        self._slow = slow_factors(cell.cluster).get(rank, 1.0)
         self._debt = Debt(compute.memory_bandwidth / self._slow)
-        each = self._slow / cell["run"]["accumulate"]
+        each = self._slow / cell.run.accumulate
         self._pace = Sleeper({"forward": compute.forward * each, "backward": compute.backward * each})
-        self.task = EmulatedTask(cell, layers, self._pace)
+        self.task = EmulatedTask(cell.task.batch, layers, self._pace)
 
     def arithmetic(self) -> AbstractContextManager[object]:
         """The context of an algorithm's own operations on tensors: they take the emulated machine's time."""
-        if self._cell["compute"]["codec"] != "profile":
+        if self._cell.machine.codec != "profile":
             return nullcontext()
         return Meter(self._debt, values=False)
 
@@ -41,34 +41,34 @@ class Emulation:
 
         The optimizer then updates nothing and keeps no state; messages keep their size.
         """
-        if self._cell["compute"]["optimizer"] == "profile":
+        if self._cell.machine.optimizer == "profile":
             trainer.optimizer.step = self._optimizer_step  # type: ignore[method-assign,assignment]
-        if self._cell["compute"]["codec"] == "profile":
+        if self._cell.machine.codec == "profile":
             Codec.stand_in = staticmethod(self._debt)
 
     def _optimizer_step(self, closure: object = None) -> None:
         self._pace.spend(self._compute.optimizer * self._slow)
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Reality:
         """What is real in the run and what is not, for its record."""
-        asked = self._cell["compute"]
-        real = [key for key in ("optimizer", "codec") if asked[key] == "measured"]
-        slept = [key for key in ("optimizer", "codec") if asked[key] == "profile"]
-        compute, factor = self._compute, shrink_of(self._cell)
+        origins = {"optimizer": self._cell.machine.optimizer, "codec": self._cell.machine.codec}
+        real = [key for key, origin in origins.items() if origin == "measured"]
+        slept = [key for key, origin in origins.items() if origin == "profile"]
+        compute, factor = self._compute, self._cell.shrink
         size = f"size: tensors, buckets, TCP windows and bandwidths are 1/{factor:g} of the configuration's"
         scaled = [size] if factor != 1 else []
-        return {
-            "real": [
+        return Reality(
+            real=(
                 "parameter and gradient tensors, autograd hooks, buckets, the engine's schedule, the algorithm's calls",
                 "every message, the transport and the network it runs over",
                 *(f"{_NAMES[key]}: done and timed on this machine" for key in real),
-            ],
-            "emulated": [
+            ),
+            emulated=(
                 "forward and backward: every layer sleeps its share (by multiply-adds) of the emulated machine's time",
                 "values: weights and gradients are zero, nothing is learned",
                 *scaled,
                 *(f"{_NAMES[key]}: sleeps for its memory traffic" for key in slept),
-            ],
-            "step_seconds": {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer},
-            "step_seconds_from": compute.origin,
-        }
+            ),
+            step_seconds={"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer},
+            step_seconds_from=compute.origin,
+        )

@@ -6,9 +6,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from bagua_bench.emulate.scale import shrink_of
+from bagua_bench.cell import TaskPart
 
 TABLES = Path(__file__).parent / "tables"
 """Tables of the tasks at scale paper, written by `python -m bagua_bench.emulate.survey`."""
@@ -77,15 +76,13 @@ def _table(name: str) -> Layers:
     return read(TABLES / f"{name}.json")
 
 
-def layers_of(cell: dict[str, Any]) -> Layers:
-    """The layers of a cell's task, shrunk as asked: from its table at scale paper, else surveyed now (with torch).
+def layers_of(task: TaskPart, shrink: float = 1.0) -> Layers:
+    """The layers of a task, shrunk as asked: from its table at scale paper, else surveyed now (with torch).
 
     `cpu` has the parameters of `paper`, and the shares of its layers are to be those of the published input.
     """
-    task = cell["task"]
-    scale, shrink = task.get("scale", "paper"), shrink_of(cell)
-    if scale in ("paper", "cpu") and (TABLES / f"{task['name']}.json").exists():
-        return _table(task["name"]).shrunk(shrink)
+    if task.scale in ("paper", "cpu") and (TABLES / f"{task.name}.json").exists():
+        return _table(task.name).shrunk(shrink)
     from bagua_bench.emulate.survey import survey
 
     return survey(task).shrunk(shrink)

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import Any
+from dataclasses import replace
 
 from bagua_bench import facts, units
+from bagua_bench.cell import Cell
 
 
-def shrink_of(cell: dict[str, Any]) -> float:
-    """How many times smaller a run is than what its configuration says; 1 where computing is real."""
-    return float(cell["compute"]["shrink"]) if cell.get("mode") in ("emulate", "simulate") else 1.0
-
-
-def scale_model(cell: dict[str, Any]) -> dict[str, Any]:
+def scale_model(cell: Cell) -> Cell:
     """The cell to run for a cell: rates, TCP windows and buckets shrunk as the tensors are; times stay as they are.
 
     What a transfer takes relative to computing and to the latency is then that of the original, with a fraction of
     the bytes: 100 Gbit/s networks fit on a small machine.
     """
-    factor = shrink_of(cell)
+    factor, network, algo = cell.shrink, cell.network, cell.algo
     if factor == 1:
         return cell
-    scaled = deepcopy(cell)
-    for link in (scaled["network"], *scaled["cluster"]["server"].values()):
-        if link.get("bandwidth") is not None:
-            link["bandwidth"] /= factor
-    scaled["network"]["tcp_window"] = int(scaled["network"]["tcp_window"] / factor)
-    scaled["run"]["bucket_size"] = int(scaled["run"]["bucket_size"] / factor)
-    for key in facts.algorithm(cell).in_bytes:
-        value = scaled["algo"][key]
-        scaled["algo"][key] = _smaller(f"algo.{key}", value, factor)
-    return scaled
+    smaller = {key: _smaller(f"algo.{key}", algo.options[key], factor) for key in facts.algorithm(algo).in_bytes}
+    links = cell.cluster.server.items()
+    servers = {number: {key: _slower(key, link[key], factor) for key in link} for number, link in links}
+    return replace(
+        cell,
+        network=replace(
+            network,
+            bandwidth=_slower("bandwidth", network.bandwidth, factor),
+            tcp_window=int(network.tcp_window / factor),
+        ),
+        cluster=replace(cell.cluster, server=servers),
+        run=replace(cell.run, bucket_size=int(cell.run.bucket_size / factor)),
+        algo=replace(algo, options={**algo.options, **smaller}),
+    )
+
+
+def _slower(key: str, value: float | None, factor: float) -> float | None:
+    """A value of a link: the bandwidth divided, others as they are."""
+    return value if value is None or key != "bandwidth" else value / factor
 
 
 def _smaller(key: str, value: float | str, factor: float) -> float | str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,27 +10,28 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from bagua_bench import facts
+from bagua_bench.cell import TaskPart
 from bagua_bench.emulate.layers import TABLES, Layer, Layers
 from bagua_bench.training.build import build
 from tasks.base import Task
 
 
-def survey(task: dict[str, Any]) -> Layers:
+def survey(task: TaskPart) -> Layers:
     """Run the task's forward pass on meta tensors and note, module by module, what it computes and with what."""
-    made: Task = build(task)
+    made: Task = build(task.target, task.options)
     with torch.device("meta"):
         model = made.model()
     trainable = {p: i for i, p in enumerate(p for p in model.parameters() if p.requires_grad)}
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     kind, traffic = optimizer_traffic(made.optimizer(nn.Linear(1, 1)))
     return Layers(
-        task=task["name"],
-        scale=task.get("scale", "paper"),
+        task=task.name,
+        scale=task.scale,
         params=tuple((name, tuple(p.shape)) for name, p in zip(names, trainable, strict=True)),
         layers=_trace(made, model, trainable),
         optimizer=kind,
         optimizer_bytes=traffic,
-        samples_per_epoch=facts.task({"task": task}).epoch or made.samples_per_epoch,
+        samples_per_epoch=facts.task(task).epoch or made.samples_per_epoch,
     )
 
 
@@ -82,7 +82,7 @@ def main() -> None:
         with initialize_config_dir(str(config.CONF), version_base=None):
             cell = compose_cell([f"task={name}", "task.scale=paper"])
         TABLES.mkdir(exist_ok=True)
-        layers = survey(cell["task"])
+        layers = survey(cell.task)
         layers.save(TABLES / f"{name}.json")
         print(f"{name}: {layers.elements:,} parameters, {layers.macs / 1e9:.2f} G multiply-adds per sample")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +14,13 @@ from tasks.base import Batch, Task
 
 
 class EmulatedTask(Task):
-    """The task of a resolved configuration with an `EmulatedModel`; there is no data and nothing is learned."""
+    """A task with an `EmulatedModel`; there is no data and nothing is learned."""
 
     synthetic = True
 
-    def __init__(self, cell: dict[str, Any], layers: Layers, pace: Pace, device: str = "cpu") -> None:
+    def __init__(self, batch: int, layers: Layers, pace: Pace, device: str = "cpu") -> None:
         self.layers, self._pace, self._device = layers, pace, device
-        self.batch = cell["task"]["batch"]
+        self.batch = batch
         self.samples_per_epoch = layers.samples_per_epoch
 
     def model(self) -> nn.Module:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from bagua_bench import facts
+from bagua_bench.cell import Cell
 from bagua_bench.figures import rates
 from bagua_bench.records import Record, comparable
 
@@ -16,10 +16,10 @@ AXES = ("algo", "run.overlap", "run.bucket_size")
 FULL = "all"
 
 
-def variant(cell: dict[str, Any]) -> str:
+def variant(cell: Cell) -> str:
     """Which of the three is off in a cell."""
-    off = ["O"] * (not cell["run"]["overlap"]) + ["F"] * (cell["run"]["bucket_size"] == 0)
-    off += ["H"] * (not facts.algorithm(cell).by_server)
+    off = ["O"] * (not cell.run.overlap) + ["F"] * (cell.run.bucket_size == 0)
+    off += ["H"] * (not facts.algorithm(cell.algo).by_server)
     return f"without {', '.join(off)}" if off else FULL
 
 

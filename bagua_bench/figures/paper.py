@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from bagua_bench.cell import Cell
 from bagua_bench.figures import curves, style
 from bagua_bench.provenance import HOME
-from bagua_bench.records import Record
+from bagua_bench.records import Record, cell_of
 from bagua_bench.simulate import published
 
 FOLDER = HOME / "results" / "paper"
@@ -24,7 +25,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     `published` and `predicted` are epoch seconds or samples per second, as in the figure; `error` is predicted /
     published - 1 of the time of a step. ValueError for records that are not simulated.
     """
-    cells = {_key(record["config"]): record for record in records}
+    cells = {_key(cell_of(record)): record for record in records}
     if any(record["source"] != "simulated" for record in records):
         raise ValueError("the figures of the paper are drawn from simulated records; others have their own")
     rows, used = [], set()
@@ -103,11 +104,11 @@ def _stretch(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], float]:
     return found
 
 
-def _key(config: dict[str, Any]) -> tuple[object, ...]:
-    network, cluster = config["network"], config["cluster"]
-    place = (cluster["servers"], cluster["ranks_per_server"])
-    link = (network["bandwidth"] / 1e9, round(network["latency"] * 1e3, 6))
-    return (cluster["name"], config["task"]["name"], config["algo"]["name"], config["transport"]["name"], *place, *link)
+def _key(cell: Cell) -> tuple[object, ...]:
+    network, cluster = cell.network, cell.cluster
+    place = (cluster.servers, cluster.ranks_per_server)
+    link = (network.bandwidth and network.bandwidth / 1e9, round(network.latency * 1e3, 6))
+    return (cluster.name, cell.task.name, cell.algo.name, cell.transport.name, *place, *link)
 
 
 def _wanted(overrides: Sequence[str]) -> tuple[object, ...]:

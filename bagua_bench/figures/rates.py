@@ -9,21 +9,22 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from bagua_bench import stats
+from bagua_bench.cell import Cell
 from bagua_bench.figures import style
-from bagua_bench.records import Record
+from bagua_bench.records import Record, cell_of
 
 
-def grouped(records: Sequence[Record], *key: Callable[[dict[str, Any]], str]) -> dict[tuple[str, ...], list[Record]]:
-    """The records of each cell (what the functions `key` make of its configuration), in the order of the rounds."""
+def grouped(records: Sequence[Record], *key: Callable[[Cell], str]) -> dict[tuple[str, ...], list[Record]]:
+    """The records of each cell (what the functions `key` make of it), in the order of the rounds."""
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
-        groups.setdefault(tuple(part(record["config"]) for part in key), []).append(record)
+        groups.setdefault(tuple(part(cell_of(record)) for part in key), []).append(record)
     return groups
 
 
-def algorithm(cell: dict[str, Any]) -> str:
+def algorithm(cell: Cell) -> str:
     """Name of a cell's algorithm."""
-    return str(cell["algo"]["name"])
+    return cell.algo.name
 
 
 def of(records: Sequence[Record]) -> list[float]:

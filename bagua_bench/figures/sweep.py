@@ -11,37 +11,36 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from bagua_bench import facts, stats
-from bagua_bench.cell import world_size
-from bagua_bench.emulate.scale import shrink_of
+from bagua_bench.cell import Cell
 from bagua_bench.figures import style
-from bagua_bench.records import Record, comparable
+from bagua_bench.records import Record, cell_of, comparable
 
 
 class Quantity(NamedTuple):
     """What a sweep may run along: configuration keys that vary, how to read it off a cell, label and scale."""
 
     keys: tuple[str, ...]
-    value: Callable[[dict[str, Any]], float]
+    value: Callable[[Cell], float]
     label: str
     scale: str
 
 
-def _bandwidth(cell: dict[str, Any]) -> float:
-    limit = cell["network"]["bandwidth"]
-    return float("inf") if limit is None else float(limit) / 1e9
+def _bandwidth(cell: Cell) -> float:
+    limit = cell.network.bandwidth
+    return float("inf") if limit is None else limit / 1e9
 
 
-def _slowness(cell: dict[str, Any]) -> float:
-    return float(max([1.0, *cell["cluster"]["slow_ranks"].values()]))
+def _slowness(cell: Cell) -> float:
+    return max([1.0, *cell.cluster.slow_ranks.values()])
 
 
 QUANTITIES = (
     Quantity(("network.bandwidth",), _bandwidth, "bandwidth, Gbit/s", "log"),
-    Quantity(("network.latency",), lambda cell: cell["network"]["latency"] * 1e3, "latency one way, ms", "linear"),
+    Quantity(("network.latency",), lambda cell: cell.network.latency * 1e3, "latency one way, ms", "linear"),
     Quantity(("cluster.slow_ranks",), _slowness, "compute time of one rank, relative to the others", "linear"),
     Quantity(
         ("cluster.name", "cluster.servers", "cluster.ranks_per_server", "network.name", "network.bandwidth"),
-        world_size,
+        lambda cell: cell.cluster.ranks,
         "ranks",
         "log",
     ),
@@ -56,7 +55,8 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     quantity = quantity_of(records)
     cells: dict[tuple[str, float], list[Record]] = {}
     for record in records:
-        cells.setdefault((record["config"]["algo"]["name"], quantity.value(record["config"])), []).append(record)
+        cell = cell_of(record)
+        cells.setdefault((cell.algo.name, quantity.value(cell)), []).append(record)
     rows = []
     for (algo, x), group in cells.items():
         rates = [r["result"]["throughput"] for r in group]
@@ -65,7 +65,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
         low, high = stats.mean_interval(steps)
         base = [r["result"]["throughput"] for r in cells.get((facts.baseline(), x), [])]
         sent = [sum(rank.values()) for r in group for rank in r["result"]["bytes_per_step"]]
-        factor = shrink_of(group[0]["config"])
+        factor = cell_of(group[0]).shrink
         rows.append(
             {
                 "algorithm": algo,
@@ -95,7 +95,7 @@ def quantity_of(records: Sequence[Record]) -> Quantity:
         except ValueError as error:
             failure = failure or error
         else:
-            if len({quantity.value(record["config"]) for record in records}) > 1:
+            if len({quantity.value(cell_of(record)) for record in records}) > 1:
                 return quantity
     raise failure or ValueError("the records are of one point only: there is no sweep to draw")
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from algorithms.base import Algorithm, When
-from bagua_bench import conf_folder, plain_yaml
+from bagua_bench import conf_folder
+from bagua_bench.cell import AlgoPart
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.facts import AlgorithmFacts
 from bagua_bench.gpu import trace
@@ -23,7 +24,7 @@ from bagua_bench.training.loop import Loop
 from bagua_bench.training.loss_scale import LossScale
 from tasks.base import Batch, Task
 
-ALL_REDUCE = {"_target_": "algorithms.gradient_allreduce.GradientAllReduce"}
+ALL_REDUCE = "algorithms.gradient_allreduce.GradientAllReduce"
 _STEPS = 12
 _SIZES = [4099, 70_001, 3, 20_000]
 _HALF = 1e-2  # relative distance of weights that 16 bits resolve
@@ -42,13 +43,13 @@ class Case(NamedTuple):
 
 
 def cases(hierarchical: bool) -> Iterator[tuple[str, Case]]:
-    """Every algorithm with its defaults, but for what makes a short run show something; some in half precision, too."""
+    """Every algorithm with its file's options, short enough to show something; some in half precision, too."""
     for path in sorted((conf_folder.FOLDER / "algo").glob("*.yaml")):
-        given = plain_yaml.read(path)
-        about, kind = given["about"], _class(given["_target_"])
+        algo = AlgoPart.from_plain({"name": path.stem, **conf_folder.option("algo", path.stem)})
+        about, kind = algo.about or {}, _class(algo.target)
         if about.get("peer"):
             continue
-        arguments = dict(about.get("short", {}))
+        arguments = {**algo.options, **about.get("short", {})}
         for option in about.get("compare", [[]])[-1] if hierarchical else ():
             key, _, value = option.partition("=")
             arguments[key] = {"true": True, "false": False}.get(value, value)
@@ -135,7 +136,7 @@ def under_autocast(precision: str, comm: TorchComm, device: torch.device) -> Fou
     task = _Regression()
     torch.manual_seed(1)
     model = task.model().to(device)
-    with Engine(model, task.optimizer(model), build(ALL_REDUCE), comm) as engine:
+    with Engine(model, task.optimizer(model), build(ALL_REDUCE, {}), comm) as engine:
         engine.scale = LossScale(device, 2.0**8) if precision == "fp16" else None
         loop = Loop(engine, task, device, 2, lambda *_: None, precision=precision)
         loop.take(islice(task.batches(comm.rank, comm.size, 0), 2 * _STEPS), _STEPS, "timed")

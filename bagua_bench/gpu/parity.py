@@ -77,7 +77,7 @@ def _of_rank_0(value: int) -> int:
 
 
 def _engine(model: nn.Module, batch: Tensor, comm: TorchComm) -> Step:
-    engine = Engine(model, _optimizer(model), build(ALL_REDUCE), comm, bucket_size=_BUCKET * MIB)
+    engine = Engine(model, _optimizer(model), build(ALL_REDUCE, {}), comm, bucket_size=_BUCKET * MIB)
 
     def step() -> None:
         engine.module(batch).float().square().mean().backward()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+
+from bagua_bench.cell import Cell
+from bagua_bench.result import Result
 
 _PORTS = (20_000, 40_000)
 
@@ -48,7 +50,7 @@ def first_host(nodelist: str) -> str:
     return match[1] + (match[2] or "")
 
 
-def run_joined(cell: dict[str, Any]) -> dict[str, Any] | None:
+def run_joined(cell: Cell) -> Result | None:
     """Run the worker in this process; the result on rank 0, None elsewhere. RunFailed if it raises."""
     from bagua_bench.launch.failures import RunFailed
     from bagua_bench.training.progress import Progress

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bagua_bench import owner
-from bagua_bench.cell import world_size
+from bagua_bench.cell import Cell
 from bagua_bench.launch import servers
 from bagua_bench.launch.failures import RunFailed, first_failure
 from bagua_bench.network.topology import THIS_MACHINE, Host
+from bagua_bench.result import Result
 
 _POLL = 0.1  # seconds
 _GRACE = 2.0  # seconds that agents have to end the other ranks after one has failed
@@ -20,16 +21,16 @@ _GRACE = 2.0  # seconds that agents have to end the other ranks after one has fa
 Watch = Callable[[dict[str, Any]], None]
 
 
-def run_local(config: dict[str, Any], watch: Watch, hosts: Sequence[Host] = (THIS_MACHINE,)) -> dict[str, Any]:
-    """Run all ranks of a resolved configuration, spread equally over the hosts. Returns rank 0's result.
+def run_local(cell: Cell, watch: Watch, hosts: Sequence[Host] = (THIS_MACHINE,)) -> Result:
+    """Run all ranks of a cell, spread equally over the hosts. Returns rank 0's result.
 
     `watch` gets every progress event. RunFailed when a rank fails or makes no progress; whatever happens, no process
     and no file is left behind.
     """
-    ranks = world_size(config) // len(hosts)
+    ranks = cell.cluster.ranks // len(hosts)
     with owner.folder() as name:
         folder, agents = Path(name), list[servers.Agent]()
-        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "config.json").write_text(json.dumps(cell.to_json()))
         try:
             servers.start(agents, hosts, ranks, folder)
             _follow(agents, folder, watch)
@@ -38,8 +39,7 @@ def run_local(config: dict[str, Any], watch: Watch, hosts: Sequence[Host] = (THI
             servers.end(agents)
         if not (folder / "result.json").exists():
             raise RunFailed(killed or first_failure(folder, ranks), _logs(folder))
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-        return result
+        return Result.from_json(json.loads((folder / "result.json").read_text()))
 
 
 def _follow(agents: Sequence[servers.Agent], folder: Path, watch: Watch) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from bagua_bench.cell import Cell
 from bagua_bench.launch.failures import RunFailed
 from bagua_bench.launch.local import Watch, run_local
 from bagua_bench.network import star, survey, traffic
 from bagua_bench.network.commands import NetworkError
 from bagua_bench.network.shape import shape_of
+from bagua_bench.result import Result
 
 
-def run_shaped(cell: dict[str, Any], watch: Watch, measured: dict[str, Any]) -> dict[str, Any]:
+def run_shaped(cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
     """Run all ranks on emulated servers. Returns rank 0's result; `measured` receives the network's description.
 
     RunFailed if the network cannot be built or measured, or as `run_local`; nothing is left behind.
@@ -23,7 +25,7 @@ def run_shaped(cell: dict[str, Any], watch: Watch, measured: dict[str, Any]) -> 
             _survey(network, "before", measured)
             watch({"phase": "starting"})
             result = _train(cell, watch, network)
-            measured["traffic"] = traffic.compare(result["ranks"], cell["cluster"]["ranks_per_server"])
+            measured["traffic"] = traffic.compare(result.ranks, cell.cluster.ranks_per_server)
             measured["flags"] += traffic.flags(measured["traffic"])
             watch({"phase": "probing the network"})
             _survey(network, "after", measured)
@@ -32,7 +34,7 @@ def run_shaped(cell: dict[str, Any], watch: Watch, measured: dict[str, Any]) -> 
         raise RunFailed(f"network: {error}") from error
 
 
-def _train(cell: dict[str, Any], watch: Watch, network: star.Network) -> dict[str, Any]:
+def _train(cell: Cell, watch: Watch, network: star.Network) -> Result:
     try:
         return run_local(cell, watch, network.hosts)
     except RunFailed as failure:

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from bagua_bench import provenance
+from bagua_bench.closure import closure_hash
 from bagua_bench.network import probe, star
 from bagua_bench.network.commands import NetworkError, run
 from bagua_bench.network.shape import LINUX_WINDOW, Link, Shape
@@ -57,7 +58,7 @@ def _record(network: star.Network, bandwidth: float, latency: float) -> dict[str
         "tcp": tcp_of(a),
         "segments": network.shape.segments,
         "commands": network.commands,
-        "code": {"sources": provenance.code_hash()},
+        "code": {"sources": closure_hash("bagua_bench.network.accuracy")},
         "machine": provenance.machine(),
     }
 

@@ -6,10 +6,12 @@ import os
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Literal, cast
 
+from bagua_bench.cell import Cell
 from bagua_bench.network.commands import PATH, NetworkError, run
 from bagua_bench.network.shape import is_shaped
 
@@ -32,18 +34,19 @@ _NO_NAMESPACES = (
 )
 
 
-def settle(cell: dict[str, Any]) -> None:
-    """Replace the backend `auto` by the one that this machine has.
+def settle(cell: Cell) -> Cell:
+    """The cell with the backend that this machine has instead of `auto`.
 
     ValueError, one line on what is missing and how to allow it, if it cannot emulate the network of the cell.
     """
-    if is_shaped(cell):
-        network = cell["network"]
-        asked = "link" if network["flow_rates"] and network["backend"] == "auto" else network["backend"]
-        network["backend"] = choose(asked, network["congestion"])
+    network = cell.network
+    if not is_shaped(cell):
+        return cell
+    asked = "link" if network.flow_rates and network.backend == "auto" else network.backend
+    return replace(cell, network=replace(network, backend=choose(asked, network.congestion)))
 
 
-def choose(backend: str, congestion: str) -> str:
+def choose(backend: str, congestion: str) -> Literal["netem", "link"]:
     """The backend to use where `backend`, perhaps auto, is asked for. ValueError as `settle`."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=PATH) is None]
     if missing:
@@ -56,7 +59,7 @@ def choose(backend: str, congestion: str) -> str:
     chosen = next((one for one in allowed if _works(_TRIALS[one])), None)
     if chosen is None:
         raise ValueError(f"network.backend={backend}: {_MISSING[allowed[-1]]}")
-    return chosen
+    return cast(Literal["netem", "link"], chosen)
 
 
 def enter() -> None:

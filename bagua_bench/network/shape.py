@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from bagua_bench.cell import Cell, NetworkPart
 
 MTU = 1500
 HEADERS = 52
@@ -82,23 +84,26 @@ class Shape:
         return lossless and not self.flow_rates and (self.rate(a, b) or 0.0) * self.rtt(a, b) / 8 <= self.tcp_window / 2
 
 
-def shape_of(cell: dict[str, Any]) -> Shape:
-    """The network that a resolved configuration asks for."""
-    network, cluster = cell["network"], cell["cluster"]
-    common = {key: network[key] for key in LINK_KEYS}
-    links = (Link(**{**common, **cluster["server"].get(str(i), {})}) for i in range(cluster["servers"]))
-    ranks = cluster["ranks_per_server"]
+def link_of(network: NetworkPart, changes: Mapping[str, float | None] | None = None) -> Link:
+    """A server's link: the network's, but for what `changes` of LINK_KEYS."""
+    common = {key: getattr(network, key) for key in LINK_KEYS}
+    return Link(**{**common, **(changes or {})})
+
+
+def shape_of(cell: Cell) -> Shape:
+    """The network that a cell asks for."""
+    network, cluster = cell.network, cell.cluster
     return Shape(
-        links=tuple(links),
-        backend=network["backend"],
-        congestion=network["congestion"],
-        tcp_window=network["tcp_window"],
-        connections=ranks * ranks * (cluster["servers"] - 1),
-        seed=cell["run"]["seed"],
-        flow_rates=tuple(network["flow_rates"]),
+        links=tuple(link_of(network, cluster.server.get(str(i))) for i in range(cluster.servers)),
+        backend=network.backend,
+        congestion=network.congestion,
+        tcp_window=network.tcp_window,
+        connections=cluster.ranks_per_server**2 * (cluster.servers - 1),
+        seed=cell.run.seed,
+        flow_rates=network.flow_rates,
     )
 
 
-def is_shaped(cell: dict[str, Any]) -> bool:
+def is_shaped(cell: Cell) -> bool:
     """Whether the cell runs on an emulated network; a simulator has its own idea of one."""
-    return bool(cell["network"]["backend"] != "none" and cell["mode"] != "simulate")
+    return cell.network.backend != "none" and cell.mode != "simulate"

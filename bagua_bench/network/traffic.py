@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from bagua_bench.result import RankResult
 
 _LEAST, _MOST = 0.98, 1.10  # allowed ratio: headers take 4 %, acknowledgements of full segments 3 % at most
 _SMALL = 20_000  # bytes per step below which single packets and headers are most of it
 
 
-def compare(ranks: list[dict[str, Any]], ranks_per_server: int) -> dict[str, Any]:
+def compare(ranks: Sequence[RankResult], ranks_per_server: int) -> dict[str, Any]:
     """Bytes per step that every server sent: by its interface, and as its communicators counted.
 
     `bound`: the ranks of a server also send to each other, and nobody counts that apart; then the interface sends less.
     """
     servers = [ranks[first : first + ranks_per_server] for first in range(0, len(ranks), ranks_per_server)]
-    steps = len(ranks[0]["seconds"])
+    steps = len(ranks[0].seconds)
     counted = [_counted(server) / steps for server in servers]
+    interfaces = [server[0].interface for server in servers]
+    seen = [interface for interface in interfaces if interface is not None]
+    assert len(seen) == len(servers), "every worker counts"
     return {
-        "interface": [server[0]["interface"]["bytes"] / steps for server in servers],
+        "interface": [interface.bytes / steps for interface in seen],
         "counted": counted,
-        "bound": ranks_per_server > 1 and any(rank["sent"]["flat"] for rank in ranks),
-        "retransmits": sum(server[0]["interface"]["retransmits"] for server in servers),
+        "bound": ranks_per_server > 1 and any(rank.sent["flat"] for rank in ranks),
+        "retransmits": sum(interface.retransmits for interface in seen),
     }
 
 
-def _counted(server: list[dict[str, Any]]) -> float:
-    return float(sum(rank["sent"]["flat"] + rank["sent"]["inter"] for rank in server))
+def _counted(server: Sequence[RankResult]) -> float:
+    return float(sum(rank.sent["flat"] + rank.sent["inter"] for rank in server))
 
 
 def flags(traffic: dict[str, Any]) -> Iterator[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from bagua_bench import facts
+from bagua_bench.cell import Cell
 from bagua_bench.emulate.compute import compute_of
 from bagua_bench.emulate.layers import layers_of
 from bagua_bench.network import settings
@@ -32,7 +32,7 @@ _SAME = "learning what DDP learns"
 _OTHER = "changing what is learned: compare accuracy before choosing"
 
 
-def report(table: pd.DataFrame, base: dict[str, Any]) -> str:
+def report(table: pd.DataFrame, base: Cell) -> str:
     """All of the advice that `table` (of `advise.advise`) holds for the cell `base`."""
     best, line = transports(table.drop_duplicates(["algorithm", "transport"]), base)
     best = best.assign(
@@ -43,9 +43,9 @@ def report(table: pd.DataFrame, base: dict[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def assumptions(cell: dict[str, Any]) -> str:
+def assumptions(cell: Cell) -> str:
     """One line: task, cluster, computing, network, and what the model of the cluster rests on."""
-    cluster, compute = cluster_of(cell), compute_of(cell, layers_of(cell))
+    cluster, compute = cluster_of(cell), compute_of(cell, layers_of(cell.task, cell.shrink))
     network, physics, layout = cluster.network, cluster.physics, cluster.layout
     rate = amount(8 * (network.line or physics.line), RATES)
     late = f"latency {duration(network.latency)} + {duration(physics.latency)} of the cluster"
@@ -53,22 +53,22 @@ def assumptions(cell: dict[str, Any]) -> str:
     where = f"{layout.servers} servers x {layout.per_server} rank{'s' * (layout.per_server > 1)}"
     return "; ".join(
         [
-            f"{cell['task']['name']}, batch {cell['task']['batch']}, {where}",
+            f"{cell.task.name}, batch {cell.task.batch}, {where}",
             f"{duration(compute.step)} of computing ({compute.origin})",
             ", ".join([rate, late, *also]),
-            f"cluster={cell['cluster']['name']}, {_calibration(cell)}",
+            f"cluster={cell.cluster.name}, {_calibration(cell)}",
         ]
     )
 
 
-def _calibration(cell: dict[str, Any]) -> str:
+def _calibration(cell: Cell) -> str:
     share = cluster_of(cell).physics.uncertainty
-    if "uncertainty" not in (cell["cluster"].get("physics") or {}):
+    if "uncertainty" not in cell.cluster.physics:
         return f"not calibrated: ±{share:.0%} assumed"
     return f"calibrated: 9 of 10 steps within ±{share:.0%}"
 
 
-def transports(best: pd.DataFrame, cell: dict[str, Any]) -> tuple[pd.DataFrame, str]:
+def transports(best: pd.DataFrame, cell: Cell) -> tuple[pd.DataFrame, str]:
     """The rows to show, and one line on what they say of transports: equal ones are shown once."""
     names, rest = list(best["transport"].unique()), _not_compared(cell)
     spread = best.groupby("algorithm")["step_seconds"].agg(["min", "max"])
@@ -80,15 +80,15 @@ def transports(best: pd.DataFrame, cell: dict[str, Any]) -> tuple[pd.DataFrame, 
     return best.drop_duplicates("algorithm").drop(columns="transport"), line
 
 
-def _not_compared(cell: dict[str, Any]) -> str:
+def _not_compared(cell: Cell) -> str:
     """Why there are no rows of the other transports; empty if there are rows of all."""
-    asked, own = cell["transport"]["name"], (cell["cluster"].get("physics") or {}).get("transport") or {}
+    asked, own = cell.transport.name, cell.cluster.transports
     others = ", ".join(name for name in available("transport") if name not in (asked, *own))
     if not others:
         return ""
     what = "are not modelled" if asked in own else f"are as {asked}"
     only = f"{', '.join(own)} only" if own else "none"
-    return f"; {others} {what}: cluster={cell['cluster']['name']} has parameters of its own for {only}"
+    return f"; {others} {what}: cluster={cell.cluster.name} has parameters of its own for {only}"
 
 
 def _group(title: str, rows: pd.DataFrame) -> str:

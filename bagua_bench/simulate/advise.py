@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from bagua_bench import facts
+from bagua_bench.cell import Cell, ClusterPart
 from bagua_bench.config import CONF
 from bagua_bench.emulate.compute import Compute, compute_of
 from bagua_bench.emulate.layers import layers_of
@@ -26,21 +27,21 @@ _NEGLIGIBLE = 0.1
 _NO_TIME = 1e-12  # seconds; by which TCP's rate under loss can still be divided
 
 
-def options(cluster: dict[str, Any], transport: str) -> list[str]:
+def options(cluster: ClusterPart, transport: str) -> list[str]:
     """Transports to compare: the one asked for, and those that the cluster was calibrated with."""
-    return [transport, *sorted(set((cluster.get("physics") or {}).get("transport") or {}) - {transport})]
+    return [transport, *sorted(set(cluster.transports) - {transport})]
 
 
-def advise(cells: Sequence[dict[str, Any]]) -> pd.DataFrame:
+def advise(cells: Sequence[Cell]) -> pd.DataFrame:
     """One row per cell, fastest first: seconds of a step and an epoch, with the calibration's uncertainty, and why."""
     rows = [_row(cell) for cell in cells]
     return pd.DataFrame(rows).sort_values("step_seconds", ignore_index=True)
 
 
-def variants(cell: dict[str, Any]) -> Iterator[list[str]]:
+def variants(cell: Cell) -> Iterator[list[str]]:
     """Overrides of what is worth comparing of an algorithm: over a whole period or training, in all its forms."""
-    declared = facts.algorithm(cell)
-    by_server = cell["cluster"]["ranks_per_server"] > 1
+    declared = facts.algorithm(cell.algo)
+    by_server = cell.cluster.ranks_per_server > 1
     forms = declared.compare if by_server else ((),)
     sizes = [[]] if declared.buckets else [[f"run.bucket_size={size}MiB"] for size in BUCKETS]
     for form in forms:
@@ -60,28 +61,28 @@ def available(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
-def _row(cell: dict[str, Any]) -> dict[str, Any]:
+def _row(cell: Cell) -> dict[str, Any]:
     from bagua_bench.simulate.trace import trace
 
-    declared, scaled = facts.algorithm(cell), scale_model(cell)
-    layers, cluster, program = layers_of(scaled), cluster_of(scaled), trace(scaled)
+    scaled = scale_model(cell)
+    layers, cluster, program = layers_of(scaled.task, scaled.shrink), cluster_of(scaled), trace(scaled)
     compute = compute_of(scaled, layers)
+    declared, layout = facts.algorithm(cell.algo), cluster.layout
     if program.round is not None:
         program = with_rounds(program, cluster, compute, declared.rounds)
     timing = Clock(cluster, compute).run(program)
     step = sum(taken[0]["step"] for taken in timing.steps) / len(timing.steps)
-    samples = cell["task"]["batch"] * cell["run"]["accumulate"] * cluster.layout.ranks
-    layout = cluster.layout
+    samples = cell.task.batch * cell.run.accumulate * layout.ranks
     by_server = declared.by_server and layout.per_server > 1 and layout.servers > 1
     return {
-        "algorithm": cell["algo"]["name"],
+        "algorithm": cell.algo.name,
         "same_update": declared.same_update,
         "steps": len(timing.steps),
         "warm_up": declared.warm_up_share,
         "note": declared.note,
         "between": "servers" if by_server else "ranks",
-        "transport": cell["transport"]["name"],
-        "bucket": declared.buckets or f"{cell['run']['bucket_size'] / 2**20:g} MiB",
+        "transport": cell.transport.name,
+        "bucket": declared.buckets or f"{cell.run.bucket_size / 2**20:g} MiB",
         "step_seconds": step,
         "epoch_seconds": step * layers.samples_per_epoch / samples,
         "round_seconds": timing.round_seconds if program.round else math.nan,

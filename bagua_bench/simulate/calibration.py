@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from bagua_bench import config, records
 from bagua_bench.campaign import compose_cell
-from bagua_bench.emulate.scale import shrink_of
+from bagua_bench.cell import Cell, ClusterPart, ComputePart, NetworkPart
 from bagua_bench.simulate import published, report
 from bagua_bench.simulate.cluster import physics_of
 from bagua_bench.simulate.fit import Case, Fit, case, fit
@@ -83,14 +83,15 @@ class Source:
         """Every point with the prediction of the cluster's file as it stands."""
         rows = []
         for k in self.known:
-            predicted = k.case.predict(physics_of(_with_cluster(k.case.cell, self.cluster)))
+            cell = k.case.cell
+            predicted = k.case.predict(physics_of(_with_cluster(cell.cluster, self.cluster), cell.transport.name))
             rows.append(
                 {
                     "figure": k.figure,
                     "panel": k.panel,
                     "label": k.label,
-                    "task": k.case.cell["task"]["name"],
-                    "window": _window(k.case.cell, shrink_of(k.case.cell)),
+                    "task": cell.task.name,
+                    "window": _window(cell.network, cell.shrink),
                     "role": k.role,
                     "seconds": k.case.seconds,
                     "predicted": predicted,
@@ -184,38 +185,38 @@ def fit_of(cluster: str) -> str | None:
 
 def _unknowns(known: Sequence[Known]) -> tuple[tuple[Parameter, ...], dict[str, Any]]:
     """What records of this kind leave to be fitted, and what is known of their transports."""
-    transports = {k.case.cell["transport"]["name"]: k.case.cell["transport"]["backend"] for k in known}
+    transports = {k.case.cell.transport.name: k.case.cell.transport.backend for k in known}
     if "nccl" in transports.values():
         return tuple(p for p in PAPER if p.transport is None or p.transport in transports), {}
     return NAMESPACES, {"transport": {name: GLOO for name, backend in transports.items() if backend == "gloo"}}
 
 
-def _cells(overrides: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
+def _cells(overrides: Iterable[Sequence[str]]) -> list[Cell]:
     with initialize_config_dir(str(config.CONF), version_base=None):
         return [compose_cell([*_STEPS, *each]) for each in overrides]
 
 
-def _cell(overrides: Sequence[str]) -> dict[str, Any]:
+def _cell(overrides: Sequence[str]) -> Cell:
     return _cells([overrides])[0]
 
 
 @cache
-def _compute() -> dict[str, Any]:
-    compute: dict[str, Any] = _cell([])["compute"]
-    return compute
+def _compute() -> ComputePart:
+    return _cell([]).machine
 
 
-def _with_cluster(cell: dict[str, Any], name: str) -> dict[str, Any]:
+def _with_cluster(cluster: ClusterPart, name: str) -> ClusterPart:
+    """The cluster with the parameters in the file of another."""
     loaded = OmegaConf.to_container(OmegaConf.load(_file(name)))
     assert isinstance(loaded, dict)
-    return {**cell, "cluster": {**cell["cluster"], "physics": loaded.get("physics")}}
+    return replace(cluster, physics=loaded.get("physics") or {})
 
 
 def _published(folder: Path) -> list[Known]:
     known = []
     points = list(published.distinct(published.points(folder)))
     for point, cell in zip(points, _cells(["cluster=bagua_paper", *p.overrides] for p in points), strict=True):
-        made = case(cell, point.step_seconds(cell["task"]["batch"]))
+        made = case(cell, point.step_seconds(cell.task.batch))
         panel = f"{point.figure} {point.bandwidth:g} Gbit/s {point.latency:g} ms"
         role: Literal["fitted", "impossible"] = "fitted" if point.fitted and made.is_possible else "impossible"
         known.append(Known(point.figure, panel, point.label, made, role))
@@ -248,23 +249,23 @@ def _recorded(files: Sequence[Path], chosen: str | None) -> tuple[list[Known], s
 
 def _point(rounds: Sequence[records.Record], selection: Selection) -> Known:
     """A typical step is the median: a lost packet holds single steps up for TCP's least timeout, 0.2 s."""
-    first = rounds[0]
-    role: Literal["fitted", "predicted"] = "fitted" if first["config"] in selection else "predicted"
-    cell = simulated(first["config"])
-    cell["run"] = {**cell["run"], "steps": 1, "untimed": max(1, cell["run"]["untimed"])}
-    if "compute" not in cell:  # computing was real, and is known
-        cell["compute"] = _compute()
-        cell["task"] = {**cell["task"], "step_seconds": _computing(rounds) / cell["run"]["accumulate"]}
+    first, original = rounds[0], records.cell_of(rounds[0])
+    role: Literal["fitted", "predicted"] = "fitted" if original in selection else "predicted"
+    cell = simulated(original)
+    cell = replace(cell, run=replace(cell.run, steps=1, untimed=max(1, cell.run.untimed)))
+    if cell.compute is None:  # computing was real, and is known
+        known = replace(cell.task, step_seconds=_computing(rounds) / cell.run.accumulate)
+        cell = replace(cell, compute=_compute(), task=known)
     seconds = float(np.median([step for r in rounds for step in r["result"]["step_seconds"]]))
-    network = cell["network"]
-    rate = f"{network['bandwidth'] / 1e9:g} Gbit/s" if network["bandwidth"] else "unlimited"
-    link = f"{rate} {network['latency'] * 1e3:g} ms, {_window(first['config'])}"
-    panel = f"{cell['task']['name']}, {first['ranks']} ranks, {link}"
-    return Known(first["campaign"], panel, cell["algo"]["name"], case(cell, seconds), role)
+    network = cell.network
+    rate = f"{network.bandwidth / 1e9:g} Gbit/s" if network.bandwidth else "unlimited"
+    link = f"{rate} {network.latency * 1e3:g} ms, {_window(network)}"
+    panel = f"{cell.task.name}, {first['ranks']} ranks, {link}"
+    return Known(first["campaign"], panel, cell.algo.name, case(cell, seconds), role)
 
 
-def _window(cell: dict[str, Any], shrunk: float = 1.0) -> str:
-    return f"windows of {cell['network']['tcp_window'] * shrunk / 2**20:.3g} MiB"
+def _window(network: NetworkPart, shrunk: float = 1.0) -> str:
+    return f"windows of {network.tcp_window * shrunk / 2**20:.3g} MiB"
 
 
 def _computing(rounds: Sequence[records.Record]) -> float:

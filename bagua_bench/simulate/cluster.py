@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
+
+from bagua_bench.cell import Cell, ClusterPart
+from bagua_bench.network.shape import link_of
 
 MSS = 1448
 """Payload of a full TCP segment, bytes."""
@@ -162,12 +164,10 @@ class Cluster:
         return max(reno, 1.054 * MSS / (math.sqrt(math.sqrt(trip)) * math.pow(p, 0.75)))
 
 
-def physics_of(cell: dict[str, Any]) -> Physics:
-    """The parameters of a cell's cluster over its transport: the cluster's, with the transport's own over them."""
-    given = dict(cell["cluster"].get("physics") or {})
-    per_transport = given.pop("transport", None) or {}
-    given.pop("fit", None)  # which records they were fitted to
-    given |= per_transport.get(cell["transport"]["name"], {})
+def physics_of(cluster: ClusterPart, transport: str) -> Physics:
+    """The parameters of a cluster over a transport, by name: the cluster's, with the transport's own over them."""
+    given = {key: value for key, value in cluster.physics.items() if key not in ("transport", "fit")}
+    given |= cluster.transports.get(transport, {})
     known = {f.name for f in fields(Physics)}
     unknown = sorted(set(given) - known)
     if unknown:
@@ -177,20 +177,20 @@ def physics_of(cell: dict[str, Any]) -> Physics:
     return replace(Physics(), **{key: float(value) for key, value in given.items()})
 
 
-def cluster_of(cell: dict[str, Any], physics: Physics | None = None) -> Cluster:
-    """The cluster that a resolved configuration describes; the slowest link counts where servers differ."""
-    asked, cluster = cell["network"], cell["cluster"]
-    links = [{**asked, **link} for link in (cluster.get("server") or {}).values()]
-    if len(links) < cluster["servers"]:
-        links.append(asked)
-    rates = [link["bandwidth"] for link in links if link["bandwidth"] is not None]
+def cluster_of(cell: Cell, physics: Physics | None = None) -> Cluster:
+    """The cluster that a cell describes; the slowest link counts where servers differ."""
+    asked, cluster = cell.network, cell.cluster
+    links = [link_of(asked, changes) for changes in cluster.server.values()]
+    if len(links) < cluster.servers:
+        links.append(link_of(asked))
+    rates = [link.bandwidth for link in links if link.bandwidth is not None]
     network = Network(
         line=min(rates) / 8 if rates else None,
-        latency=max(link["latency"] for link in links),
-        jitter=max(link["jitter"] for link in links),
-        loss=max(link["loss"] for link in links),
-        congestion=asked["congestion"],
-        buffer=float(asked["tcp_window"]),
+        latency=max(link.latency for link in links),
+        jitter=max(link.jitter for link in links),
+        loss=max(link.loss for link in links),
+        congestion=asked.congestion,
+        buffer=float(asked.tcp_window),
     )
-    physics = physics_of(cell) if physics is None else physics
-    return Cluster(physics, network, Layout(cluster["servers"], cluster["ranks_per_server"]))
+    physics = physics_of(cluster, cell.transport.name) if physics is None else physics
+    return Cluster(physics, network, Layout(cluster.servers, cluster.ranks_per_server))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.stats import t as student
 
+from bagua_bench.cell import Cell
 from bagua_bench.emulate.compute import Compute, compute_of
 from bagua_bench.emulate.layers import layers_of
 from bagua_bench.emulate.scale import scale_model
@@ -39,7 +40,7 @@ IDEAL: dict[str, float] = {
 class Case:
     """One known step time, seconds, and what predicts it."""
 
-    cell: dict[str, Any]
+    cell: Cell
     program: Program
     compute: Compute
     cluster: Cluster
@@ -57,12 +58,12 @@ class Case:
         return self.seconds > 0.9 * bound
 
 
-def case(cell: dict[str, Any], seconds: float) -> Case:
-    """A case from a resolved configuration; imports torch."""
+def case(cell: Cell, seconds: float) -> Case:
+    """A case from a cell; imports torch."""
     from bagua_bench.simulate.trace import trace
 
     cell = scale_model(cell)
-    layers = layers_of(cell)
+    layers = layers_of(cell.task, cell.shrink)
     return Case(cell, trace(cell), compute_of(cell, layers), cluster_of(cell, Physics()), seconds)
 
 
@@ -81,7 +82,7 @@ class Fit:
         return np.array(found)
 
     def _physics(self, c: Case) -> Physics:
-        return physics(list(self.values), self.parameters, self.base, c.cell["transport"]["name"])
+        return physics(list(self.values), self.parameters, self.base, c.cell.transport.name)
 
 
 def fit(
@@ -102,8 +103,8 @@ def fit(
 
     def residuals(unit: NDArray[np.float64]) -> NDArray[np.float64]:
         given = list(low + unit * (high - low))
-        over = {n: physics(given, parameters, base, n) for n in {c.cell["transport"]["name"] for c in cases}}
-        return np.array([math.log(c.predict(over[c.cell["transport"]["name"]]) / c.seconds) for c in cases])
+        over = {n: physics(given, parameters, base, n) for n in {c.cell.transport.name for c in cases}}
+        return np.array([math.log(c.predict(over[c.cell.transport.name]) / c.seconds) for c in cases])
 
     usual = np.array([p.start for p in parameters])
 

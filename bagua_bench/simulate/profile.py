@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +20,8 @@ from torch.optim import Optimizer
 
 from algorithms.base import Op
 from algorithms.codecs.base import Codec
-from bagua_bench import plain_yaml
+from bagua_bench import conf_folder
+from bagua_bench.cell import TaskPart
 from bagua_bench.conf_folder import FOLDER as CONF
 from bagua_bench.emulate.layers import TABLES, Layers, layers_of
 from bagua_bench.gpu import stand_in
@@ -36,7 +36,7 @@ PRECISIONS = {"cuda": ("fp32", "tf32", "bf16"), "cpu": ("fp32", "bf16")}
 TASKS = tuple(sorted(path.stem for path in TABLES.glob("*.json")))
 WARM, STEPS = 5, 20
 _BUCKET = 10 * 2**18  # elements that are coded at a time: the engine's buckets
-_CODEC = {"_target_": "algorithms.codecs.MinMaxUInt8"}
+_CODEC = "algorithms.codecs.MinMaxUInt8"
 
 
 class Alone(Trainer):
@@ -62,10 +62,10 @@ class Alone(Trainer):
         pass
 
 
-def task_node(name: str, scale: str) -> dict[str, Any]:
+def task_part(name: str, scale: str) -> TaskPart:
     """The task with its defaults, which are those of scale paper; found without Hydra, which may not be there."""
-    option = plain_yaml.read(CONF / "task" / f"{name}.yaml")
-    return {"name": name, "_target_": option["_target_"], "scale": scale, "about": option["about"]}
+    option = conf_folder.option("task", name)
+    return TaskPart(name, option["_target_"], {"scale": scale}, option["about"], None)
 
 
 def measure(name: str, task: Task, layers: Layers, device: torch.device, precision: str, steps: int) -> Measured:
@@ -90,7 +90,7 @@ def _coding(elements: int, device: torch.device, passes: int) -> tuple[float, fl
 
     On a GPU without the launches, which the host makes while the GPU computes.
     """
-    codec: Codec = build(_CODEC)
+    codec: Codec = build(_CODEC, {})
     x, clock, times = torch.randn(1, min(elements, _BUCKET), device=device), StepClock(device), []
     repeats = max(1, round(elements / x.numel()))
 
@@ -140,9 +140,9 @@ def profile(
 
 
 def _one(name: str, scale: str, device: torch.device, precision: str, steps: int) -> tuple[Measured, Layers]:
-    node = task_node(name, scale)
-    layers = layers_of({"task": node})
-    return measure(name, build(node), layers, device, precision, steps), layers
+    part = task_part(name, scale)
+    layers = layers_of(part)
+    return measure(name, build(part.target, part.options), layers, device, precision, steps), layers
 
 
 def machine(device: torch.device) -> list[str]:

@@ -5,59 +5,57 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 from bagua_bench import facts
-from bagua_bench.cell import world_size
+from bagua_bench.cell import Cell
 from bagua_bench.emulate.compute import Compute, compute_of, slow_factors
 from bagua_bench.emulate.layers import layers_of
 from bagua_bench.emulate.scale import scale_model
+from bagua_bench.result import NOT_CHECKED, Averaging, RankResult, Reality, Result, with_traffic
 from bagua_bench.simulate.clock import Clock, Timing
 from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.costs import seconds
 from bagua_bench.simulate.program import Collective, Program
-from bagua_bench.training.verdict import NOT_CHECKED, with_traffic
 
 _MOST_STEPS = 1000
 """For averaging rounds to be applied in."""
 
 
-def simulate(cell: dict[str, Any]) -> dict[str, Any]:
+def simulate(cell: Cell) -> Result:
     """The result of a cell, in the form of `bagua_bench.training.worker.train`; imports torch."""
     from bagua_bench.simulate.trace import trace
 
     cell = scale_model(cell)
-    layers, cluster, program = layers_of(cell), cluster_of(cell), trace(cell)
+    layers, cluster, program = layers_of(cell.task, cell.shrink), cluster_of(cell), trace(cell)
     compute = compute_of(cell, layers)
-    ranks, slow = world_size(cell), slow_factors(cell["cluster"])
+    ranks, slow = cell.cluster.ranks, slow_factors(cell.cluster)
     classes: Counter[float] = Counter(slow.values())
     classes[1.0] += ranks - len(slow)
     present = sorted(factor for factor, count in classes.items() if count)
-    least = facts.algorithm(cell).rounds
+    least = facts.algorithm(cell.algo).rounds
     if program.round is not None:
         program = with_rounds(program, cluster, compute, least)
     timing = Clock(cluster, compute, present).run(program)
     entries, counts = _ranks(program, timing, [classes[factor] for factor in present])
-    rounds = timing.rounds if program.round is not None else None
-    sent = sum(sum(entry["sent"].values()) for entry in entries)
-    result = {
-        "ranks": entries,
-        "rank_counts": counts,
-        "checks": with_traffic(NOT_CHECKED, rounds, least, sent if ranks > 1 else 1.0, len(timing.steps)),
-        "samples_per_step": cell["task"]["batch"] * cell["run"]["accumulate"] * ranks,
-        "samples_per_epoch": layers.samples_per_epoch,
-        "synthetic": True,
-        "warmup_steps": 0,
-        "parameters": layers.elements,
-        "emulation": _description(cluster, compute),
-    }
-    if program.round is not None:
-        result["averaging"] = {
-            "rounds": timing.rounds,
-            "round_seconds": timing.round_seconds,
-            "staleness_steps": timing.staleness,
-        }
-    return result
+    averaging = None if program.round is None else _averaging(timing)
+    return Result(
+        ranks=entries,
+        rank_counts=counts,
+        checks=with_traffic(NOT_CHECKED, entries, ranks, averaging, least),
+        samples_per_step=cell.task.batch * cell.run.accumulate * ranks,
+        samples_per_epoch=layers.samples_per_epoch,
+        synthetic=True,
+        warmup_steps=0,
+        parameters=layers.elements,
+        emulation=_description(cluster, compute),
+        averaging=averaging,
+    )
+
+
+def _averaging(timing: Timing) -> Averaging:
+    if not timing.rounds:
+        return Averaging(0, None, None)
+    return Averaging(timing.rounds, timing.round_seconds, timing.staleness)
 
 
 def with_rounds(program: Program, cluster: Cluster, compute: Compute, least: int) -> Program:
@@ -75,32 +73,32 @@ def step_seconds(program: Program, cluster: Cluster, compute: Compute) -> float:
     return sum(step[0]["step"] for step in steps) / len(steps)
 
 
-def _ranks(program: Program, timing: Timing, classes: list[int]) -> tuple[list[dict[str, Any]], list[float]]:
+def _ranks(program: Program, timing: Timing, classes: list[int]) -> tuple[tuple[RankResult, ...], tuple[float, ...]]:
     """One entry per class of computing speed and kind of rank, and how many ranks it stands for."""
     steps, total = len(timing.steps), sum(program.counts)
     rounds = timing.rounds if program.round is not None else 0
-    entries: list[dict[str, Any]] = []
+    entries: list[RankResult] = []
     counts: list[float] = []
     for k, members in enumerate(classes):
         for kind, number in enumerate(program.counts):
             share = members * number / total
             extra = program.sent_per_round[kind] if program.sent_per_round else {}
             sent = {key: value * steps + extra.get(key, 0.0) * rounds for key, value in program.sent[kind].items()}
-            seconds = [step[k] for step in timing.steps]
-            entries.append({"seconds": seconds, "sent": sent, "losses": [], "metrics": {}, "peak_memory": None})
+            taken = tuple(step[k] for step in timing.steps)
+            entries.append(RankResult(seconds=taken, losses=(), sent=sent, metrics={}, peak_memory=None))
             counts.append(share)
-    return entries, counts
+    return tuple(entries), tuple(counts)
 
 
-def _description(cluster: Cluster, compute: Compute) -> dict[str, Any]:
+def _description(cluster: Cluster, compute: Compute) -> Reality:
     """What of the result is real and what is modelled, for its record."""
-    return {
-        "real": ["parameter shapes, autograd hooks, buckets, the engine's schedule and the algorithm's own calls"],
-        "emulated": [
+    return Reality(
+        real=("parameter shapes, autograd hooks, buckets, the engine's schedule and the algorithm's own calls",),
+        emulated=(
             "time: a virtual clock charges computing, memory traffic and collectives",
             "values: nothing is computed or sent",
-        ],
-        "step_seconds": {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer},
-        "step_seconds_from": compute.origin,
-        "physics": vars(cluster.physics),
-    }
+        ),
+        step_seconds={"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer},
+        step_seconds_from=compute.origin,
+        physics=vars(cluster.physics),
+    )

@@ -6,20 +6,20 @@ The settings are a text, KEY=VALUE,VALUE ...
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from bagua_bench.config import ConfigError
-from bagua_bench.records import Record
+from bagua_bench.cell import Cell
+from bagua_bench.records import Record, cell_of
 from bagua_bench.validate import validate
 
-Compose = Callable[[Sequence[str]], dict[str, Any]]
-"""Resolves overrides of the command line to a configuration in plain units."""
+Compose = Callable[[Sequence[str]], Cell]
+"""Resolves overrides of the command line to a cell."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class Selection:
         """From `task=vgg16 network.bandwidth=10gbit,25gbit`. ValueError for a setting that does not exist."""
         return cls(text, tuple(_setting(part, compose) for part in text.split()))
 
-    def __contains__(self, cell: dict[str, Any]) -> bool:
-        """Whether a resolved configuration has all the settings."""
-        return all(_value(cell, path) in values for path, values in self.allowed)
+    def __contains__(self, cell: Cell) -> bool:
+        """Whether a cell has all the settings."""
+        config = cell.to_json()
+        return all(_value(config, path) in values for path, values in self.allowed)
 
 
 def simulable(found: Iterable[Record]) -> tuple[list[Record], str]:
@@ -51,17 +52,17 @@ def simulable(found: Iterable[Record]) -> tuple[list[Record], str]:
     return kept, f"left out {others.total()} of {others.total() + len(kept)} records: {reasons}" if others else ""
 
 
-def simulated(cell: dict[str, Any]) -> dict[str, Any]:
+def simulated(cell: Cell) -> Cell:
     """A cell that was run, to be simulated: computing takes the time that is known, whatever its precision was."""
-    return {**cell, "mode": "simulate", "run": {**cell["run"], "precision": "fp32"}}
+    return replace(cell, mode="simulate", run=replace(cell.run, precision="fp32"))
 
 
 def _obstacle(record: Record) -> str:
     if record["status"] != "done" or record["source"] == "simulated":
         return str(record["source"] if record["status"] == "done" else record["status"])
     try:
-        validate(simulated(record["config"]))
-    except ConfigError as error:
+        validate(simulated(cell_of(record)))
+    except ValueError as error:
         return f"({str(error).partition(';')[0]})"
     return ""
 
@@ -72,7 +73,7 @@ def _setting(part: str, compose: Compose) -> tuple[tuple[str, ...], tuple[Any, .
         key = str(override.key_or_group)
         swept = override.is_sweep_override()
         values = list(override.sweep_string_iterator()) if swept else [part.partition("=")[2]]
-        cells = [compose([f"{key}={value}"]) for value in values]
+        cells = [compose([f"{key}={value}"]).to_json() for value in values]
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         why = str(error).partition("\n")[0]
         raise ValueError(f"--fit {part}: expected settings as on the command line, KEY=VALUE,VALUE: {why}") from None
@@ -80,8 +81,8 @@ def _setting(part: str, compose: Compose) -> tuple[tuple[str, ...], tuple[Any, .
     return path, tuple(_value(cell, path) for cell in cells)
 
 
-def _value(cell: dict[str, Any], path: Sequence[str]) -> Any:
-    found: Any = cell
+def _value(config: Mapping[str, Any], path: Sequence[str]) -> Any:
+    found: Any = config
     for key in path:
         found = found.get(key) if isinstance(found, dict) else None
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -9,52 +11,47 @@ from torch import nn
 from torch.optim import Optimizer
 
 from algorithms.base import Algorithm
+from bagua_bench.cell import AlgoPart, Cell, RunPart
 from bagua_bench.comm import CountedComm
 from bagua_bench.peers.base import Peer
-from bagua_bench.signature import SUITE_KEYS
 from bagua_bench.training.engine import Engine
 from bagua_bench.training.loss_scale import LossScale
 from bagua_bench.training.trainer import Trainer
 
+Arithmetic = Callable[[], AbstractContextManager[object]]
 
-def build(node: dict[str, Any]) -> Any:
-    """Instantiate `_target_` with the node's other keys, but for those that are the suite's."""
-    module, _, name = node["_target_"].rpartition(".")
-    arguments = {key: value for key, value in node.items() if key not in SUITE_KEYS}
-    return getattr(import_module(module), name)(**arguments)
+
+def build(target: str, options: Mapping[str, Any]) -> Any:
+    """Instantiate the class `package.module.Class` with its options."""
+    module, _, name = target.rpartition(".")
+    return getattr(import_module(module), name)(**options)
 
 
 def make_trainer(
-    config: dict[str, Any], model: nn.Module, optimizer: Optimizer, comm: CountedComm, **options: Any
+    cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, arithmetic: Arithmetic = nullcontext
 ) -> Trainer:
-    """The engine with an algorithm, and `options` for it alone, or a peer system; collective."""
-    component = build(config["algo"])
-    trainer = _make(config, component, model, optimizer, comm, options)
-    if config["run"]["precision"] == "fp16":
+    """The engine with an algorithm, whose arithmetic runs in a context, or a peer system; collective."""
+    trainer = _make(cell.algo, cell.run, model, optimizer, comm, arithmetic)
+    if cell.run.precision == "fp16":
         trainer.scale = LossScale(next(model.parameters()).device)
     return trainer
 
 
 def _make(
-    config: dict[str, Any],
-    component: object,
-    model: nn.Module,
-    optimizer: Optimizer,
-    comm: CountedComm,
-    options: dict[str, Any],
+    algo: AlgoPart, run: RunPart, model: nn.Module, optimizer: Optimizer, comm: CountedComm, arithmetic: Arithmetic
 ) -> Trainer:
+    component = build(algo.target, algo.options)
     if isinstance(component, Peer):
         return component.attach(model, optimizer, comm)
     if not isinstance(component, Algorithm):
-        raise ValueError(f"algo._target_={config['algo']['_target_']}: neither an Algorithm nor a Peer")
-    run = config["run"]
+        raise ValueError(f"algo._target_={algo.target}: neither an Algorithm nor a Peer")
     return Engine(
         model,
         optimizer,
         component,
         comm,
-        bucket_size=run["bucket_size"],
-        overlap=run["overlap"],
-        find_unused_parameters=run["find_unused_parameters"],
-        **options,
+        bucket_size=run.bucket_size,
+        overlap=run.overlap,
+        find_unused_parameters=run.find_unused_parameters,
+        arithmetic=arithmetic,
     )

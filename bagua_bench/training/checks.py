@@ -10,26 +10,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bagua_bench.result import Checks
 
-def check_replicas(model: nn.Module, consensus: float) -> dict[str, Any]:
+
+def check_replicas(model: nn.Module, consensus: float) -> Checks:
     """Compare the replicas of all ranks; collective over the default group.
 
-    `finite`: no NaN or Inf in the weights. `replicas`: "equal" (bit for bit), or with consensus > 0 the largest
-    distance of a replica from the mean of all, relative to the mean of the replicas' norms. `passed`, and `reason`
-    where it did not.
+    `replicas`: "equal" (bit for bit) or "different", or with consensus > 0 the largest distance of a replica from the
+    mean of all, relative to the mean of the replicas' norms.
     """
     params = [p.detach() for p in model.parameters()]
     finite = _all(all(bool(torch.isfinite(p.sum(dtype=torch.float64))) for p in params))
     if not finite:
-        return {"passed": False, "reason": "the weights hold NaN or Inf", "finite": False}
+        return Checks(passed=False, reason="the weights hold NaN or Inf", finite=False)
     if consensus == 0:
         equal = _equal_digests(_digest(params))
         reason = None if equal else "the replicas differ, and this algorithm keeps them equal"
-        return {"passed": equal, "reason": reason, "finite": True, "replicas": "equal" if equal else "different"}
+        return Checks(passed=equal, reason=reason, finite=True, replicas="equal" if equal else "different")
     distance = _consensus_distance(params)
     passed = distance <= consensus
     reason = None if passed else f"replicas are {distance:.3g} from their mean, allowed: {consensus:.3g}"
-    return {"passed": passed, "reason": reason, "finite": True, "replicas": distance}
+    return Checks(passed=passed, reason=reason, finite=True, replicas=distance)
 
 
 def _all(value: bool) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from bagua_bench.result import Averaging
+
 
 class Rounds:
     """Counts rounds that were applied since `reset`, in the order snapshot, apply, snapshot, ..."""
@@ -29,11 +31,7 @@ class Rounds:
         self._last = time.perf_counter()
         self._first = self._last if self._first is None else self._first
 
-    def summary(self) -> dict[str, float | None]:
+    def summary(self) -> Averaging:
         """Rounds applied, mean seconds from one to the next, and mean steps from a snapshot to its application."""
         seconds = None if self._first is None or self.applied < 2 else (self._last - self._first) / (self.applied - 1)
-        return {
-            "rounds": self.applied,
-            "round_seconds": seconds,
-            "staleness_steps": self._ages / self.applied if self.applied else None,
-        }
+        return Averaging(self.applied, seconds, self._ages / self.applied if self.applied else None)

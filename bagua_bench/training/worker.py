@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,12 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from bagua_bench import facts
+from bagua_bench.cell import Cell, RunPart
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.emulate.emulation import Emulation
 from bagua_bench.launch.lifetime import die_with_parent
 from bagua_bench.network import counters
+from bagua_bench.result import NOT_CHECKED, Interface, RankResult, Result, with_traffic
 from bagua_bench.training import devices, memory
 from bagua_bench.training.build import build, make_trainer
 from bagua_bench.training.checks import check_replicas
@@ -30,95 +34,98 @@ from bagua_bench.training.loop import Loop
 from bagua_bench.training.progress import Progress
 from bagua_bench.training.snapshot import Snapshot
 from bagua_bench.training.trainer import Trainer
-from bagua_bench.training.verdict import NOT_CHECKED, with_traffic
-from bagua_bench.transport import environment as transport
+from bagua_bench.transport import environment
 from tasks.base import Batch, Task
 
 _PATIENCE = 20
 """Times the steps asked for, in which enough averaging rounds should be applied."""
 
 
-def train(config: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
+def train(cell: Cell, progress: Progress) -> Result | None:
     """Run one cell in an existing torchrun or Slurm job; return the result on rank 0, None elsewhere."""
-    run = config["run"]
-    dist.init_process_group("gloo", timeout=timedelta(seconds=run["timeout"]))
+    run, transport = cell.run, cell.transport
+    dist.init_process_group("gloo", timeout=timedelta(seconds=run.timeout))
     try:
-        device = devices.choose(run["device"])
-        if config["transport"]["backend"] == "nccl":
+        device = devices.choose(run.device)
+        if transport.backend == "nccl":
             devices.share(device)
-        transport.apply(config["transport"])
-        comm = TorchComm.create(config["transport"]["backend"], run["timeout"], config["cluster"]["ranks_per_server"])
-        emulation = Emulation(config, dist.get_rank()) if config["mode"] == "emulate" else None
-        task: Task = build(config["task"]) if emulation is None else emulation.task
-        torch.manual_seed(run["seed"])
+        environment.apply(transport)
+        comm = TorchComm.create(transport.backend, run.timeout, cell.cluster.ranks_per_server)
+        emulation = Emulation(cell, dist.get_rank()) if cell.mode == "emulate" else None
+        task: Task = build(cell.task.target, cell.task.options) if emulation is None else emulation.task
+        torch.manual_seed(run.seed)
         model = task.model().to(device)
-        options = {} if emulation is None else {"arithmetic": emulation.arithmetic}
-        with make_trainer(config, model, task.optimizer(model), comm, **options) as trainer:
+        arithmetic = nullcontext if emulation is None else emulation.arithmetic
+        with make_trainer(cell, model, task.optimizer(model), comm, arithmetic) as trainer:
             memory.trim()  # the parameters have moved into buckets
             if emulation is not None:
                 emulation.attach(trainer)
-            result = _measure(config, task, trainer, comm, device, progress)
+            result = _measure(cell, task, trainer, comm, device, progress)
             if result is not None and emulation is not None:
-                result["emulation"] = emulation.description()
+                return replace(result, emulation=emulation.description())
             return result
     finally:
         dist.destroy_process_group()
 
 
 def _measure(
-    config: dict[str, Any],
+    cell: Cell,
     task: Task,
     trainer: Trainer,
     comm: TorchComm,
     device: torch.device,
     progress: Progress,
-) -> dict[str, Any] | None:
+) -> Result | None:
     """Warm up, take the timed steps, check; the result on rank 0, None elsewhere."""
-    run, rank, size, learns = config["run"], dist.get_rank(), dist.get_world_size(), config["mode"] == "measure"
-    samples = task.batch * run["accumulate"] * size
-    slowness = config["cluster"]["slow_ranks"].get(str(rank), 1.0) if learns else 1.0  # the emulation has its own
-    declared = facts.algorithm(config)
-    report = progress.stepper(samples, {"untimed": run["untimed"], "timed": declared.whole(run["steps"])})
-    loop = Loop(trainer, task, device, run["accumulate"], report, slowness, run["precision"])
-    warmup_steps = _warm_up(run, task, trainer, loop, learns) if run["warmup"] else 0
-    torch.manual_seed(run["seed"] + 1 + rank)  # dropout differs between ranks
-    own = _timed(run, declared, trainer, loop, task.batches(rank, size, run["seed"]), device)
-    own["streams"] = transport.streams(config["transport"]) or comm.streams()
+    run, rank, size, learns = cell.run, dist.get_rank(), dist.get_world_size(), cell.mode == "measure"
+    samples = task.batch * run.accumulate * size
+    slowness = cell.cluster.slow_ranks.get(str(rank), 1.0) if learns else 1.0  # the emulation has its own
+    declared = facts.algorithm(cell.algo)
+    report = progress.stepper(samples, {"untimed": run.untimed, "timed": declared.whole(run.steps)})
+    loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision)
+    warmup_steps = _warm_up(run, task, trainer, loop, learns) if run.warmup else 0
+    torch.manual_seed(run.seed + 1 + rank)  # dropout differs between ranks
+    own = _timed(run, declared, trainer, loop, task.batches(rank, size, run.seed), device)
+    streams = environment.streams(cell.transport) or comm.streams()
     with trainer.paused():
         progress.say("checking")
         checks = check_replicas(trainer.model, trainer.consensus) if learns else NOT_CHECKED
-        own["metrics"] = task.evaluate(trainer.model) if run["evaluate"] and checks["passed"] else {}
-    ranks = _gather(own)
+        metrics = task.evaluate(trainer.model) if run.evaluate and checks.passed else {}
+    ranks = _gather(replace(own, metrics=metrics, streams=_frozen(streams)))
     if ranks is None:
         return None
-    averaging = _slowest(ranks)
-    sent = sum(sum(one["sent"].values()) for one in ranks) if size > 1 else 1.0
-    rounds = None if averaging is None or size == 1 else averaging["rounds"]
-    return {
-        "ranks": ranks,
-        **({} if averaging is None else {"averaging": averaging}),
-        "checks": with_traffic(checks, rounds, declared.rounds, sent, len(own["seconds"])),
-        "samples_per_step": samples,
-        "samples_per_epoch": task.samples_per_epoch,
-        "synthetic": task.synthetic,
-        "warmup_steps": warmup_steps,
-        "parameters": sum(p.numel() for p in trainer.model.parameters()),
-    }
+    averaging = None
+    if ranks[0].averaging is not None:
+        averaging = min((one.averaging for one in ranks if one.averaging), key=lambda found: found.rounds)
+    return Result(
+        ranks=ranks,
+        checks=with_traffic(checks, ranks, size, averaging, declared.rounds),
+        averaging=averaging,
+        samples_per_step=samples,
+        samples_per_epoch=task.samples_per_epoch,
+        synthetic=task.synthetic,
+        warmup_steps=warmup_steps,
+        parameters=sum(p.numel() for p in trainer.model.parameters()),
+    )
+
+
+def _frozen(streams: dict[str, list[dict[str, float]]] | None) -> dict[str, tuple[dict[str, float], ...]] | None:
+    return None if streams is None else {peer: tuple(counted) for peer, counted in streams.items()}
 
 
 def _timed(
-    run: dict[str, Any],
+    run: RunPart,
     declared: facts.AlgorithmFacts,
     trainer: Trainer,
     loop: Loop,
     batches: Iterator[Batch],
     device: torch.device,
-) -> dict[str, Any]:
+) -> RankResult:
     """Take the untimed and the timed steps; what this rank measured in the latter, and the losses of both.
 
     The timed steps are whole periods, and, of an algorithm that averages in rounds, as many more as these take.
     """
-    _, early_losses = loop.take(batches, run["untimed"], "untimed")
+    _, early_losses = loop.take(batches, run.untimed, "untimed")
     memory.reset_peak(device)
     sent = trainer.sent()
     skipped = trainer.scale.skipped if trainer.scale is not None else 0
@@ -126,21 +133,22 @@ def _timed(
     on_wire = counters.sent()
     if trainer.rounds is not None:
         trainer.rounds.reset()
-    steps = declared.whole(run["steps"])
+    steps = declared.whole(run.steps)
     seconds, losses = loop.take(batches, steps, "timed")
     while len(seconds) < _PATIENCE * steps and _lacks(trainer, declared.rounds):
         more, their_losses = loop.take(batches, steps, "timed")
         seconds, losses = seconds + more, losses + their_losses
     dist.barrier()
-    return {
-        "interface": {key: value - on_wire[key] for key, value in counters.sent().items()},
-        "seconds": seconds,
-        "losses": early_losses + losses,
-        "averaging": None if trainer.rounds is None else trainer.rounds.summary(),
-        "sent": {key: value - sent[key] for key, value in trainer.sent().items()},
-        "peak_memory": memory.peak(device),
-        "skipped_steps": trainer.scale.skipped - skipped if trainer.scale is not None else None,
-    }
+    return RankResult(
+        seconds=tuple(seconds),
+        losses=(*early_losses, *losses),
+        sent={key: value - sent[key] for key, value in trainer.sent().items()},
+        metrics={},
+        averaging=None if trainer.rounds is None else trainer.rounds.summary(),
+        peak_memory=memory.peak(device),
+        skipped_steps=trainer.scale.skipped - skipped if trainer.scale is not None else None,
+        interface=Interface(**{key: value - on_wire[key] for key, value in counters.sent().items()}),
+    )
 
 
 def _lacks(trainer: Trainer, rounds: int) -> bool:
@@ -152,15 +160,9 @@ def _lacks(trainer: Trainer, rounds: int) -> bool:
     return int(applied) < rounds
 
 
-def _slowest(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The averaging rounds of the rank that applied the fewest; None where there are none."""
-    found = [one.pop("averaging") for one in ranks]
-    return None if found[0] is None else min(found, key=lambda one: one["rounds"])
-
-
-def _warm_up(run: dict[str, Any], task: Task, trainer: Trainer, loop: Loop, learns: bool) -> int:
+def _warm_up(run: RunPart, task: Task, trainer: Trainer, loop: Loop, learns: bool) -> int:
     start = Snapshot(trainer.model) if learns else None
-    steps = loop.warm_up(task.batches(dist.get_rank(), dist.get_world_size(), run["seed"]), run["warmup"])
+    steps = loop.warm_up(task.batches(dist.get_rank(), dist.get_world_size(), run.seed), run.warmup)
     with trainer.paused():
         if start is not None:
             start.restore(trainer.model, trainer.optimizer)
@@ -168,10 +170,10 @@ def _warm_up(run: dict[str, Any], task: Task, trainer: Trainer, loop: Loop, lear
     return steps
 
 
-def _gather(own: dict[str, Any]) -> list[dict[str, Any]] | None:
+def _gather(own: RankResult) -> tuple[RankResult, ...] | None:
     everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, everyone, dst=0)
-    return everyone
+    return None if everyone is None else tuple(everyone)
 
 
 @record
@@ -179,10 +181,11 @@ def main() -> None:
     """Entry point under torchrun."""
     die_with_parent(int(sys.argv[2]))
     folder = Path(sys.argv[1])
-    result = train(json.loads((folder / "config.json").read_text()), Progress(folder / "progress.jsonl"))
+    cell = Cell.from_json(json.loads((folder / "config.json").read_text()))
+    result = train(cell, Progress(folder / "progress.jsonl"))
     if result is not None:
         part = folder / "result.json.part"
-        part.write_text(json.dumps(result))
+        part.write_text(json.dumps(result.to_json()))
         part.rename(folder / "result.json")
 
 

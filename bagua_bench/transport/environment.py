@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from bagua_bench import libraries
+from bagua_bench.cell import TransportPart
 from bagua_bench.transport import native
 
 NCCL_NAME = "BaguaNet"
@@ -30,13 +30,13 @@ def for_torch(streams: int) -> dict[str, str]:
     return {"BAGUA_NET_STREAMS": str(streams)}
 
 
-def streams(transport: dict[str, Any]) -> dict[str, list[dict[str, float]]] | None:
+def streams(transport: TransportPart) -> dict[str, list[dict[str, float]]] | None:
     """What NCCL's plugin counted per comm and stream in this process; None if the transport is not that."""
-    return native.report_plugin() if transport["plugin"] else None
+    return native.report_plugin() if transport.plugin else None
 
 
-def apply(transport: dict[str, Any]) -> None:
+def apply(transport: TransportPart) -> None:
     """Prepare this process for a resolved `transport` group; before its first process group is made."""
-    if transport["streams"] is not None:
-        choose = for_nccl if transport["plugin"] else for_torch
-        os.environ.update(choose(transport["streams"]))
+    if transport.streams is not None:
+        choose = for_nccl if transport.plugin else for_torch
+        os.environ.update(choose(transport.streams))

@@ -6,13 +6,13 @@ import ast
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from algorithms.base import Algorithm
 from bagua_bench import facts
+from bagua_bench.cell import Cell
 from bagua_bench.comm import CountedComm
 from bagua_bench.config import ConfigError
 from bagua_bench.training.build import make_trainer
@@ -23,14 +23,14 @@ from tests.linear import Linear
 from tests.ranks import run
 
 NAMES = algorithms()
-FILES = sorted({Path(resolved(f"algo={n}")["algo"]["_target_"].rpartition(".")[0].replace(".", "/")) for n in NAMES})
+FILES = sorted({Path(resolved(f"algo={n}").algo.target.rpartition(".")[0].replace(".", "/")) for n in NAMES})
 
 
 ALIKE = [name for name in NAMES if not declared(name).rounds]
 """Whose runs are alike; rounds beside the steps fall where they fall."""
 
 
-def train(comm: CountedComm, cell: dict[str, Any], steps: int) -> tuple[torch.Tensor, float]:
+def train(comm: CountedComm, cell: Cell, steps: int) -> tuple[torch.Tensor, float]:
     task = Quadratic(lr=0.1)
     model = task.model()
     with make_trainer(cell, model, task.optimizer(model), comm) as trainer:
@@ -39,13 +39,13 @@ def train(comm: CountedComm, cell: dict[str, Any], steps: int) -> tuple[torch.Te
             trainer.synchronize()
             trainer.optimize()
             trainer.publish()
-            time.sleep(0.02 if facts.algorithm(cell).rounds else 0)  # lets averaging rounds happen
+            time.sleep(0.02 if facts.algorithm(cell.algo).rounds else 0)  # lets averaging rounds happen
         with trainer.paused():
             return model().detach().clone(), trainer.consensus
 
 
 def test_every_class_has_a_configuration() -> None:
-    targets = {resolved(f"algo={name}")["algo"]["_target_"] for name in NAMES}
+    targets = {resolved(f"algo={name}").algo.target for name in NAMES}
     assert {f"{cls.__module__}.{cls.__qualname__}" for cls in subclasses("algorithms", Algorithm)} == targets
 
 
@@ -70,7 +70,7 @@ def test_it_trains_towards_the_optimum_and_keeps_its_promise_on_replicas(name: s
         assert torch.equal(x, results[0][0]) if consensus == 0 else distance <= consensus
 
 
-def follow(comm: CountedComm, cell: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
+def follow(comm: CountedComm, cell: Cell, dtype: torch.dtype) -> torch.Tensor:
     """Weights after ten steps along given gradients, float32."""
     model = Linear(50).to(dtype)
     with make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.05), comm) as trainer:
@@ -93,7 +93,7 @@ def test_half_precision_follows_single_precision(name: str, dtype: torch.dtype, 
     for got, wanted in zip(results, expected, strict=True):
         assert torch.isfinite(got).all()
         assert (got - wanted).norm() < 32 * torch.finfo(dtype).eps * wanted.norm()
-    if facts.equal_replicas(cell):
+    if facts.equal_replicas(cell.algo):
         assert torch.equal(results[0], results[1]), "replicas differ"
 
 

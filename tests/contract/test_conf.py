@@ -7,8 +7,8 @@ import json
 import pytest
 from hydra import compose, initialize_config_dir
 
-from bagua_bench import campaign, config
-from bagua_bench.signature import SUITE_KEYS, arguments
+from bagua_bench import campaign, conf_folder, config
+from bagua_bench.signature import arguments
 from bagua_bench.validate import validate
 from tests.catalogue import composed, every_option, options, resolved, runnable
 
@@ -27,9 +27,9 @@ NEEDS |= {("algo", name): ["mode=simulate"] for name in set(options("algo")) - s
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in every_option() if g not in ("campaign", "debug")])
 def test_every_option_composes_and_is_valid(group: str, name: str) -> None:
     cell = resolved(f"{group}={name}", *NEEDS.get((group, name), []))
-    assert cell[group]["name"] == name
+    assert getattr(cell, group).name == name
     validate(cell)
-    json.dumps(cell)
+    json.dumps(cell.to_json())
 
 
 @pytest.mark.parametrize("name", options("debug"))
@@ -42,7 +42,7 @@ def test_every_campaign_has_valid_cells_and_a_figure(name: str) -> None:
     chosen = composed(f"campaign={name}").campaign
     with initialize_config_dir(str(config.CONF), version_base=None):
         cells = campaign.cells(chosen, [f"campaign={name}"])
-    assert len({json.dumps(cell, sort_keys=True) for cell in cells}) == len(cells) > 0
+    assert len({json.dumps(cell.to_json(), sort_keys=True) for cell in cells}) == len(cells) > 0
     for cell in cells:
         validate(cell)
     __import__(f"bagua_bench.figures.{chosen.figure}")
@@ -66,9 +66,16 @@ def test_cells_that_share_their_groups_are_what_hydra_composes() -> None:
 
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in every_option() if g in ("algo", "task")])
 def test_keys_are_exactly_the_constructor_s_arguments(group: str, name: str) -> None:
-    cell = resolved(f"{group}={name}")
-    given = {key: value for key, value in cell[group].items() if key not in SUITE_KEYS}
-    assert list(given) == list(arguments(cell[group]["_target_"]))
+    part = getattr(resolved(f"{group}={name}"), group)
+    assert list(part.options) == list(arguments(part.target))
+
+
+@pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in every_option() if g in ("algo", "task")])
+def test_options_are_the_same_without_hydra(group: str, name: str) -> None:
+    plain, with_hydra = conf_folder.option(group, name), getattr(resolved(f"{group}={name}"), group).to_plain()
+    assert set(plain) == {key for key in with_hydra if key != "name"}
+    literal = {key: value for key, value in plain["about"].items() if "${" not in str(value)}
+    assert literal == {key: with_hydra["about"][key] for key in literal}
 
 
 @pytest.mark.parametrize("scale", config.SCALES)

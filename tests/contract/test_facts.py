@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from algorithms.base import Algorithm, When
 from bagua_bench import facts
+from bagua_bench.cell import Cell
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.threads import ThreadComm
 from bagua_bench.training.build import build, make_trainer
@@ -23,48 +24,49 @@ from tests.linear import Linear
 from tests.ranks import run
 
 NAMES = algorithms()
+SIZE = 256  # elements whose traffic is looked at: of fewer, what goes with compressed ones hides the difference
 IN_STEPS = [name for name in NAMES if not declared(name).rounds]
 
 
-def cells(name: str, *more: str) -> Iterator[dict[str, Any]]:
+def cells(name: str, *more: str) -> Iterator[Cell]:
     """The algorithm with its options, and with other numbers in them."""
     plain = resolved(f"algo={name}", "task=quadratic", *short(name), *more)
     yield plain
-    for key, value in plain["algo"].items():
-        if type(value) is int and key != "name":
+    for key, value in plain.algo.options.items():
+        if type(value) is int:
             yield resolved(f"algo={name}", "task=quadratic", *short(name), *more, f"algo.{key}={value + 2}")
 
 
-def traffic(comm: CountedComm, cell: dict[str, Any], steps: int) -> list[float]:
+def traffic(comm: CountedComm, cell: Cell, steps: int) -> list[float]:
     """Bytes that this rank sends in each step."""
-    model = Linear(64)
+    model = Linear(SIZE)
     sent = []
     engine = make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.05), comm)
     assert isinstance(engine, Engine)
     with engine:
         for step in range(steps):
             before = sum(engine.sent().values())
-            engine.module(gradient(comm.rank, step)).backward()
+            engine.module(gradient(comm.rank, step, SIZE)).backward()
             engine.step()
             sent.append(sum(engine.sent().values()) - before)
     return sent
 
 
-def gradient(rank: int, step: int) -> Tensor:
-    return torch.randn(64, generator=torch.Generator().manual_seed(100 * step + rank))
+def gradient(rank: int, step: int, size: int = 64) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
 @pytest.mark.parametrize("name", IN_STEPS)
 def test_traffic_repeats_with_the_declared_period_after_the_declared_warm_up(name: str) -> None:
     for cell in cells(name):
-        fact = facts.algorithm(cell)
+        fact = facts.algorithm(cell.algo)
         sent = run("threads", 4, traffic, cell, fact.warm_up + 4 * fact.period)[0]
         later = sent[fact.warm_up :]
-        assert later[: -fact.period] == later[fact.period :], cell["algo"]
+        assert later[: -fact.period] == later[fact.period :], cell.algo
         assert sum(later) > 0, "it communicates nothing"
         shorter = [p for p in range(1, fact.period) if fact.period % p == 0]
-        assert all(later[:-p] != later[p:] for p in shorter), f"its period is shorter: {cell['algo']}"
-        all_reduce = 2 * 3 / 4 * 64 * 4
+        assert all(later[:-p] != later[p:] for p in shorter), f"its period is shorter: {cell.algo}"
+        all_reduce = 2 * 3 / 4 * SIZE * 4
         assert sent[: fact.warm_up] == [all_reduce] * fact.warm_up
         assert not fact.warm_up or later[0] != all_reduce, "its warm-up is longer"
 
@@ -76,8 +78,8 @@ def moments(algorithm: Algorithm, step: int) -> set[When]:
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(IN_STEPS)))
 def test_rounds_beside_the_steps_are_declared(name: str) -> None:
     for cell in cells(name):
-        algorithm: Algorithm = build(cell["algo"])
-        first = facts.algorithm(cell).warm_up + 1
+        algorithm: Algorithm = build(cell.algo.target, cell.algo.options)
+        first = facts.algorithm(cell.algo).warm_up + 1
         assert When.FREE in moments(algorithm, first)
         assert first == 1 or When.FREE not in moments(algorithm, first - 1)
 
@@ -85,14 +87,14 @@ def test_rounds_beside_the_steps_are_declared(name: str) -> None:
 @pytest.mark.parametrize("name", IN_STEPS)
 def test_what_is_no_round_beside_the_steps_is_none(name: str) -> None:
     for cell in cells(name):
-        algorithm: Algorithm = build(cell["algo"])
-        steps = range(1, facts.algorithm(cell).warm_up + 10)
+        algorithm: Algorithm = build(cell.algo.target, cell.algo.options)
+        steps = range(1, facts.algorithm(cell.algo).warm_up + 10)
         assert not any(When.FREE in moments(algorithm, step) for step in steps)
 
 
-def moved(comm: CountedComm, cell: dict[str, Any], steps: int) -> Tensor:
+def moved(comm: CountedComm, cell: Cell, steps: int) -> Tensor:
     """Weights after steps of length 1 along given gradients, behind the warm-up; from where that ended."""
-    fact = facts.algorithm(cell)
+    fact = facts.algorithm(cell.algo)
     model = Linear(64)
     with make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=1.0), comm) as trainer:
         for step in range(fact.warm_up + steps):
@@ -110,18 +112,18 @@ def moved(comm: CountedComm, cell: dict[str, Any], steps: int) -> Tensor:
 def test_same_update_is_the_mean_of_all_gradients_but_for_rounding(name: str) -> None:
     """Within two quantisations to 8 bits of a gradient's range per step."""
     cell = resolved(f"algo={name}", "task=quadratic", *short(name))
-    first = facts.algorithm(cell).warm_up
-    if facts.algorithm(cell).rounds:
-        assert not facts.algorithm(cell).same_update, "where it ends depends on when its rounds come"
+    first = facts.algorithm(cell.algo).warm_up
+    if facts.algorithm(cell.algo).rounds:
+        assert not facts.algorithm(cell.algo).same_update, "where it ends depends on when its rounds come"
         return
     mean = torch.stack([sum(gradient(r, first + k) for r in range(4)) / 4 for k in range(4)])
     level = max(float(gradient(r, first + k).max() - gradient(r, first + k).min()) for r in range(4) for k in range(4))
-    results = run("gloo" if facts.algorithm(cell).peer else "threads", 4, moved, cell, 4)
+    results = run("gloo" if facts.algorithm(cell.algo).peer else "threads", 4, moved, cell, 4)
     same = all((end - start + mean.sum(0)).abs().max() <= 4 * 2 * level / 255 for start, end in results)
-    assert same == facts.algorithm(cell).same_update
+    assert same == facts.algorithm(cell.algo).same_update
 
 
-def replicas(comm: CountedComm, cell: dict[str, Any]) -> Tensor:
+def replicas(comm: CountedComm, cell: Cell) -> Tensor:
     task = Quadratic(lr=0.1)
     model = task.model()
     with make_trainer(cell, model, task.optimizer(model), comm) as trainer:
@@ -137,29 +139,29 @@ def replicas(comm: CountedComm, cell: dict[str, Any]) -> Tensor:
 def test_replicas_are_equal_or_not_as_their_consensus_says(name: str) -> None:
     cell = resolved(f"algo={name}", "task=quadratic", *short(name))
     first, *others = run("threads", 4, replicas, cell)
-    assert all(torch.equal(first, other) for other in others) == facts.equal_replicas(cell)
+    assert all(torch.equal(first, other) for other in others) == facts.equal_replicas(cell.algo)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_pairs_refuse_an_odd_number_and_their_alternative_takes_it(name: str) -> None:
     cell = resolved(f"algo={name}", "task=quadratic", *short(name))
-    if not facts.algorithm(cell).pairs:
+    if not facts.algorithm(cell.algo).pairs:
         run("threads", 3, traffic, cell, 1)
         return
     with pytest.raises(ValueError, match="even"):
         run("threads", 3, traffic, cell, 1)
-    other = resolved(f"algo={name}", "task=quadratic", *short(name), f"algo.{facts.algorithm(cell).unpaired}")
-    assert not facts.algorithm(other).pairs
+    other = resolved(f"algo={name}", "task=quadratic", *short(name), f"algo.{facts.algorithm(cell.algo).unpaired}")
+    assert not facts.algorithm(other.algo).pairs
     run("threads", 3, traffic, other, 1)
 
 
-def levels(comm: CountedComm, cell: dict[str, Any]) -> set[str]:
-    traffic(comm, cell, facts.algorithm(cell).warm_up + 2 * facts.algorithm(cell).period)
+def levels(comm: CountedComm, cell: Cell) -> set[str]:
+    traffic(comm, cell, facts.algorithm(cell.algo).warm_up + 2 * facts.algorithm(cell.algo).period)
     model = Linear(64)
     engine = make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.05), comm)
     with engine:
-        for step in range(facts.algorithm(cell).warm_up + 2 * facts.algorithm(cell).period):
-            if step == facts.algorithm(cell).warm_up:
+        for step in range(facts.algorithm(cell.algo).warm_up + 2 * facts.algorithm(cell.algo).period):
+            if step == facts.algorithm(cell.algo).warm_up:
                 before = dict(engine.sent())
             engine.module(gradient(comm.rank, step)).backward()
             engine.synchronize()
@@ -175,15 +177,15 @@ def test_by_server_is_where_it_sends(name: str) -> None:
     for form in forms:
         cell = resolved(f"algo={name}", "task=quadratic", *short(name), *(f"algo.{option}" for option in form))
         found = run("threads", 4, levels, cell, per_server=2)[0]
-        seen.add(facts.algorithm(cell).by_server)
-        assert ("flat" not in found) == facts.algorithm(cell).by_server
+        seen.add(facts.algorithm(cell.algo).by_server)
+        assert ("flat" not in found) == facts.algorithm(cell.algo).by_server
     assert len(seen) == len(forms), "the forms worth comparing are alike"
 
 
-def skipped(comm: CountedComm, cell: dict[str, Any], leave_out: bool) -> Tensor:
+def skipped(comm: CountedComm, cell: Cell, leave_out: bool) -> Tensor:
     """Weights after steps of which one overflows everywhere, or is not taken at all."""
     model = Linear(64)
-    bad = facts.algorithm(cell).warm_up + 3
+    bad = facts.algorithm(cell.algo).warm_up + 3
     with make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.05), comm) as trainer:
         trainer.scale = LossScale(torch.device("cpu"), 1.0)
         for step in range(bad + 4):
@@ -201,12 +203,12 @@ def skipped(comm: CountedComm, cell: dict[str, Any], leave_out: bool) -> Tensor:
 def test_a_step_that_may_be_skipped_leaves_no_trace(name: str) -> None:
     """Where replicas are equal. Elsewhere the weights are averaged in the step all the same."""
     cell = resolved(f"algo={name}", "task=quadratic", *short(name))
-    if not facts.equal_replicas(cell):
-        assert facts.algorithm(cell).skips_steps
+    if not facts.equal_replicas(cell.algo):
+        assert facts.algorithm(cell.algo).skips_steps
         return
     taken, left_out = (run("threads", 2, skipped, cell, way) for way in (False, True))
     alike = all(torch.equal(a, b) for a, b in zip(taken, left_out, strict=True))
-    assert alike == facts.algorithm(cell).skips_steps
+    assert alike == facts.algorithm(cell.algo).skips_steps
 
 
 class Shaped(nn.Module):
@@ -220,10 +222,10 @@ class Shaped(nn.Module):
         return self.x.flatten() @ g
 
 
-def shaped(comm: CountedComm, cell: dict[str, Any], shape: Sequence[int]) -> Tensor:
+def shaped(comm: CountedComm, cell: Cell, shape: Sequence[int]) -> Tensor:
     model = Shaped(shape)
     with make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.05), comm) as trainer:
-        for step in range(facts.algorithm(cell).warm_up + 3):
+        for step in range(facts.algorithm(cell.algo).warm_up + 3):
             trainer.module(gradient(comm.rank, step)).backward()
             trainer.synchronize()
             trainer.optimize()
@@ -236,7 +238,7 @@ def test_who_does_not_need_shapes_does_not_see_them(name: str) -> None:
     cell = resolved(f"algo={name}", "task=quadratic", *short(name))
     matrix, vector = (run("threads", 2, shaped, cell, shape) for shape in ((8, 8), (64,)))
     alike = all(torch.equal(a, b) for a, b in zip(matrix, vector, strict=True))
-    assert alike != facts.algorithm(cell).needs_shapes
+    assert alike != facts.algorithm(cell.algo).needs_shapes
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -262,15 +264,15 @@ def test_exactly_one_is_the_baseline_and_everybody_looks_different() -> None:
 
 @pytest.mark.parametrize("name", options("task"))
 def test_tasks_have_layers_where_they_say_so(name: str) -> None:
-    fact = facts.task(resolved(f"task={name}"))
+    fact = facts.task(resolved(f"task={name}").task)
     if fact.layers:
         from bagua_bench.emulate.layers import layers_of
 
-        assert layers_of(resolved(f"task={name}", "mode=simulate")).elements > 0
+        assert layers_of(resolved(f"task={name}").task).elements > 0
 
 
 def test_a_missing_or_wrong_declaration_is_one_line() -> None:
-    algo = resolved("algo=bytegrad")["algo"]
+    algo = resolved("algo=bytegrad").algo
     for about, message in (
         (None, "about: is missing"),
         ({"title": "x"}, r"about\.same_update is missing"),
@@ -278,4 +280,4 @@ def test_a_missing_or_wrong_declaration_is_one_line() -> None:
         ({"title": "x", "same_update": "yes"}, r"about\.same_update=yes: expected bool"),
     ):
         with pytest.raises(ValueError, match=f"conf/algo/bytegrad.yaml: {message}"):
-            facts.algorithm({"algo": {**algo, "about": about}})
+            facts.algorithm(replace(algo, about=about))

@@ -7,12 +7,12 @@ import os
 import signal
 import time
 from itertools import islice
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from bagua_bench.cell import Cell
 from bagua_bench.comm import CommError, CountedComm
 from bagua_bench.training.build import make_trainer
 from bagua_bench.training.engine import Engine
@@ -27,15 +27,14 @@ VARIANTS = [
     ["decentralized", "algo.interval=2"],
     ["low_precision_decentralized", "algo.interval=3"],
     ["qadam", "algo.codec=minmax_uint8"],
-    ["qadam", "algo.preset=released"],
 ]
 
 
-def cell_of(name: str, *options: str, size: int = 2) -> dict[str, Any]:
+def cell_of(name: str, *options: str, size: int = 2) -> Cell:
     return resolved(f"algo={name}", "task=quadratic", f"cluster.servers={size}", *short(name), *options)
 
 
-def build(comm: CountedComm, cell: dict[str, Any]) -> tuple[Quadratic, nn.Module, Engine]:
+def build(comm: CountedComm, cell: Cell) -> tuple[Quadratic, nn.Module, Engine]:
     task = Quadratic(lr=0.1)
     model = task.model()
     engine = make_trainer(cell, model, task.optimizer(model), comm)
@@ -50,14 +49,14 @@ def steps(engine: Engine, task: Quadratic, comm: CountedComm, count: int, pause:
         time.sleep(pause)
 
 
-def straight(comm: CountedComm, cell: dict[str, Any], total: int) -> Tensor:
+def straight(comm: CountedComm, cell: Cell, total: int) -> Tensor:
     task, model, engine = build(comm, cell)
     with engine:
         steps(engine, task, comm, total)
         return model().detach().clone()
 
 
-def interrupted(comm: CountedComm, cell: dict[str, Any], at: int, total: int) -> Tensor:
+def interrupted(comm: CountedComm, cell: Cell, at: int, total: int) -> Tensor:
     task, model, engine = build(comm, cell)
     with engine:
         steps(engine, task, comm, at)
@@ -99,7 +98,7 @@ def hooks(model: nn.Module) -> int:
     return on_modules + sum(len(p._post_accumulate_grad_hooks or {}) for p in model.parameters())  # type: ignore[attr-defined]
 
 
-def relay(comm: CountedComm, cells: list[dict[str, Any]]) -> tuple[list[int], Tensor]:
+def relay(comm: CountedComm, cells: list[Cell]) -> tuple[list[int], Tensor]:
     """One model trained by one algorithm after the other."""
     task = Quadratic(lr=0.1)
     model = task.model()
@@ -131,7 +130,7 @@ def test_a_successor_starts_from_where_its_predecessor_ended() -> None:
         torch.testing.assert_close(got.double(), x, rtol=1e-5, atol=1e-6)
 
 
-def die(comm: CountedComm, cell: dict[str, Any], victim: int, at: int) -> None:
+def die(comm: CountedComm, cell: Cell, victim: int, at: int) -> None:
     task, _, engine = build(comm, cell)
     with engine:
         steps(engine, task, comm, at, pause=0.01)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from itertools import islice
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from algorithms.gradient_allreduce import GradientAllReduce
 from bagua_bench import facts
+from bagua_bench.cell import Cell
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.config import ConfigError
@@ -26,7 +26,7 @@ from tests.linear import Linear
 from tests.ranks import run
 
 SKIPPING = [name for name in runnable() if declared(name).skips_steps]
-TOGETHER = [name for name in SKIPPING if facts.equal_replicas(resolved(f"algo={name}"))]
+TOGETHER = [name for name in SKIPPING if facts.equal_replicas(resolved(f"algo={name}").algo)]
 """Replicas stay equal, so all skip what one cannot take."""
 STEPS, BAD = 8, 3
 
@@ -131,6 +131,6 @@ def test_an_algorithm_that_cannot_skip_says_what_can_be_done() -> None:
 
 @pytest.mark.parametrize("mode", ["emulate", "simulate"])
 def test_machines_that_compute_nothing_have_no_precision(mode: str) -> None:
-    cell: dict[str, Any] = resolved(f"mode={mode}", "run.precision=bf16")
+    cell: Cell = resolved(f"mode={mode}", "run.precision=bf16")
     with pytest.raises(ConfigError, match=r"run\.precision=bf16"):
         validate(cell)

@@ -18,13 +18,14 @@ PARAMETERS = {"vgg16": 138_357_544, "bert_large": 334_094_338, "resnet50": 25_55
 
 
 def task(name: str, scale: str = "tiny", **changes: Any) -> Task:
-    made = build({**resolved(f"task={name}", f"task.scale={scale}")["task"], **changes})
+    part = resolved(f"task={name}", f"task.scale={scale}").task
+    made = build(part.target, {**part.options, **changes})
     assert isinstance(made, Task)
     return made
 
 
 def test_every_class_has_a_configuration() -> None:
-    targets = {resolved(f"task={name}")["task"]["_target_"] for name in TASKS}
+    targets = {resolved(f"task={name}").task.target for name in TASKS}
     assert {f"{cls.__module__}.{cls.__qualname__}" for cls in subclasses("tasks", Task)} == targets
 
 

@@ -42,7 +42,8 @@ class Silent(CountedComm):
 def model(task: str) -> nn.Module:
     """The task's model at the paper's size, without memory behind its parameters."""
     with torch.device("meta"):
-        built: nn.Module = build(resolved(f"task={task}", "task.scale=paper")["task"]).model()
+        part = resolved(f"task={task}", "task.scale=paper").task
+        built: nn.Module = build(part.target, part.options).model()
     for p in built.parameters():
         p.grad = torch.empty_like(p)
     return built
@@ -50,7 +51,8 @@ def model(task: str) -> nn.Module:
 
 def sent(task: str, options: list[str], n: int, step: int) -> float:
     """Bytes of rank 0 in one step."""
-    algorithm: Algorithm = build(resolved(f"task={task}", f"cluster.servers={n}", *options)["algo"])
+    algo = resolved(f"task={task}", f"cluster.servers={n}", *options).algo
+    algorithm: Algorithm = build(algo.target, algo.options)
     size = 2**63 if algorithm.one_bucket else 10 * MIB
     comm = Silent(0, n)
     params = list(model(task).parameters())

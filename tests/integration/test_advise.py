@@ -13,9 +13,10 @@ import pytest
 from hydra import initialize_config_dir
 
 from bagua_bench import campaign, config, records
+from bagua_bench.cell import Cell
 from bagua_bench.simulate import advice, advise
 from bagua_bench.simulate.run import simulate
-from tests.catalogue import composed, resolved
+from tests.catalogue import composed, declared, options, resolved
 
 BASE = ("mode=simulate", "task=vgg16", "run.steps=2", "run.untimed=1")
 MODERN = (*BASE, "cluster=h100_estimate", "compute=h100_published", "network.bandwidth=10gbit")
@@ -33,7 +34,7 @@ def one(*overrides: str) -> Any:
 
 
 def steps(*overrides: str) -> list[float]:
-    return [step["step"] for step in simulate(resolved(*overrides))["ranks"][0]["seconds"]]
+    return [step["step"] for step in simulate(resolved(*overrides)).ranks[0].seconds]
 
 
 def row(algorithm: str, seconds: float, **other: Any) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def row(algorithm: str, seconds: float, **other: Any) -> dict[str, Any]:
     return {"algorithm": algorithm, "step_seconds": seconds, **usual, **other}
 
 
-def said(*rows: dict[str, Any], base: dict[str, Any] | None = None) -> list[str]:
+def said(*rows: dict[str, Any], base: Cell | None = None) -> list[str]:
     return advice.report(pd.DataFrame(list(rows)), base or resolved(*BASE)).splitlines()
 
 
@@ -60,6 +61,7 @@ def test_advice_ranks_and_explains(tmp_path: Path) -> None:
     assert same < places["bytegrad"] < places["gradient_allreduce"] < other
     assert same < places["ddp"] < other
     assert all(other < places[name] for name in ("qadam", "decentralized", "low_precision_decentralized", "async"))
+    assert not set(places) & {name for name in options("algo") if not declared(name).advised}
     assert "bandwidth-bound" in done.stdout and "e+0" not in done.stdout
     assert sum("25 MiB" in line and line.split()[0] == "ddp" for line in lines) == 1
     [best] = [line for line in lines[same:other] if line.startswith("fastest:")]
@@ -90,11 +92,11 @@ def test_the_maps_hold_all_of_qadams_training(name: str) -> None:
     chosen = composed(f"campaign={name}").campaign
     with initialize_config_dir(str(config.CONF), version_base=None):
         cells = campaign.cells(chosen, ["network.bandwidth=10gbit", "task=vgg16"])
-    cell = next(cell for cell in cells if cell["algo"]["name"] == "qadam")
-    assert (cell["algo"]["warmup_steps"], cell["run"]["steps"], cell["run"]["untimed"]) == (1, 5, 0)
+    cell = next(cell for cell in cells if cell.algo.name == "qadam")
+    assert (cell.algo.options["warmup_steps"], cell.run.steps, cell.run.untimed) == (1, 5, 0)
     made = records.complete(records.make_record(cell, name, 0, datetime.now(timezone.utc)), simulate(cell))["result"]
-    asked = ["mode=simulate", "task=vgg16", f"cluster={cell['cluster']['name']}", "transport=nccl", "run.steps=1"]
-    asked += ["network.bandwidth=10gbit", f"compute={cell['compute']['name']}"]
+    asked = ["mode=simulate", "task=vgg16", f"cluster={cell.cluster.name}", "transport=nccl", "run.steps=1"]
+    asked += ["network.bandwidth=10gbit", f"compute={cell.machine.name}"]
     [warm] = steps(*asked, "algo=gradient_allreduce")
     [late] = steps(*asked, "algo=qadam", "algo.warmup_steps=1", "run.untimed=1")
     assert made["step_seconds"] == pytest.approx([warm, late, late, late, late])

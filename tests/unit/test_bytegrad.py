@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from algorithms.bytegrad import ByteGrad
 from bagua_bench.comm import CountedComm
 from bagua_bench.training.engine import Engine
+from tests.catalogue import constructor
 from tests.linear import Linear
 from tests.ranks import run
 from tests.unit.test_primitives import quantised
@@ -28,8 +28,8 @@ def moved(comm: CountedComm, options: dict[str, Any]) -> Tensor:
     return -model.x.detach()
 
 
-@pytest.mark.parametrize("options", [{"compress_single_rank": True}, {"preset": "released"}], ids=str)
-def test_the_released_code_quantises_twice_even_alone(options: dict[str, Any]) -> None:
+def test_the_released_code_quantises_twice_even_alone() -> None:
+    options = constructor("bytegrad_released")
     twice = quantised(quantised(G[None]))[0]
     assert torch.equal(run("threads", 1, moved, options)[0], twice)
     assert torch.equal(run("threads", 1, moved, {})[0], G) and not torch.equal(G, twice)

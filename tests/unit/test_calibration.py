@@ -18,7 +18,7 @@ from bagua_bench.simulate.cluster import Physics
 from bagua_bench.simulate.fit import Case, case, fit
 from bagua_bench.simulate.parameters import GLOO, PAPER, Parameter, physics, tree
 from bagua_bench.simulate.run import simulate
-from tests.catalogue import resolved
+from tests.catalogue import resolved, with_physics
 
 PAPER_FOLDER = HOME / "results" / "paper"
 
@@ -121,7 +121,7 @@ def test_a_cluster_file_gives_the_parameters_back() -> None:
 
 
 def test_calibrated_parameters_lie_in_their_ranges() -> None:
-    given = resolved("mode=simulate", "cluster=bagua_paper")["cluster"]["physics"]
+    given = resolved("mode=simulate", "cluster=bagua_paper").cluster.physics
     for parameter in PAPER:
         own = given["transport"][parameter.transport] if parameter.transport else given
         assert parameter.low * 0.999 <= own[parameter.name] <= parameter.high * 1.001, parameter.name
@@ -178,11 +178,11 @@ TWO_CORES = {"efficiency_ring": 0.85, "efficiency_direct": 0.55, "efficiency_fad
 def emulated(file: Path, *asked: str, seconds: float | None = None) -> None:
     """Append a record of a made-up scale model: of the step time that the simulator gives it, or of another."""
     cell = resolved("mode=emulate", "compute.shrink=100", "run.steps=1", *asked)
-    physical = {**cell["cluster"], "physics": {"transport": {"gloo": GLOO}, **TWO_CORES}}
-    result = simulate({**cell, "mode": "simulate", "cluster": physical})
-    assert len(result["ranks"]) == 1
+    result = simulate(with_physics(replace(cell, mode="simulate"), transport={"gloo": GLOO}, **TWO_CORES))
+    [rank] = result.ranks
     if seconds is not None:
-        result["ranks"][0]["seconds"] = [{**step, "step": seconds} for step in result["ranks"][0]["seconds"]]
+        slow = tuple({**step, "step": seconds} for step in rank.seconds)
+        result = replace(result, ranks=(replace(rank, seconds=slow),))
     made = records.make_record(cell, "runs", 0, datetime.now(timezone.utc))
     records.append(file, records.complete(made, result))
 
@@ -230,7 +230,7 @@ def test_records_that_cannot_be_simulated_are_left_out_and_counted(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = records.read([own])[0]
-    layerless = resolved("task=quadratic")
+    layerless = resolved("task=quadratic").to_json()
     deleted = {**first["config"], "algo": {"name": "gone", "_target_": "algorithms.gone.Gone"}}
     half = {**first["config"], "run": {**first["config"]["run"], "precision": "bf16"}}
     for change in (

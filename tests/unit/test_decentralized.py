@@ -15,6 +15,7 @@ from algorithms.topology import shift_one
 from bagua_bench.comm import CountedComm
 from bagua_bench.training.engine import Engine
 from tasks.quadratic import Quadratic
+from tests.catalogue import constructor
 from tests.ranks import run
 
 PEERS = {  # size: peers of ranks 0, 1, ... in exchanges 0, 1, ...; the published table
@@ -129,8 +130,8 @@ def test_on_one_server_its_ranks_are_the_peers(kind: str) -> None:
         run("threads", 6, train, 1, LR, False, {}, per_server=2)
 
 
-def test_preset_released_is_the_mean_of_all() -> None:
-    released = run("threads", 4, train, 5, LR, False, {"preset": "released"})
+def test_released_is_the_mean_of_all() -> None:
+    released = run("threads", 4, train, 5, LR, False, constructor("decentralized_released"))
     np.testing.assert_allclose(torch.stack(released, 1).numpy(), by_hand(4, 5, "all", 1), rtol=1e-12)
 
 

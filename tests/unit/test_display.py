@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from bagua_bench import display, outcome, records
-from bagua_bench.cell import cell_id
 from bagua_bench.training.progress import Progress
 from tests.catalogue import resolved
 from tests.unit.test_records import RESULT, new
@@ -64,7 +63,10 @@ def shown(record: records.Record, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def finished(*overrides: str) -> records.Record:
     cell = resolved(*overrides)
-    record = deepcopy(records.complete(new(), RESULT)) | {"config": cell, "source": records.SOURCES[cell["mode"]]}
+    record = deepcopy(records.complete(new(), RESULT)) | {
+        "config": cell.to_json(),
+        "source": records.SOURCES[cell.mode],
+    }
     record["result"]["emulation"] = {"step_seconds_from": "compute=v100"}
     return record
 
@@ -113,6 +115,6 @@ def test_cells_are_told_apart_by_what_differs_and_is_not_said_by_a_name() -> Non
         for rate in ("1gbit", "10gbit")
     ]
     names = display.names(cells)
-    assert names[cell_id(cells[0])] == "algo.name=bytegrad network.bandwidth=1gbit"
-    assert names[cell_id(cells[3])] == "algo.name=qadam network.bandwidth=10gbit"
-    assert display.names(cells[:1]) == {cell_id(cells[0]): "vgg16 bytegrad over gloo, 2 ranks"}
+    assert names[cells[0].id] == "algo.name=bytegrad network.bandwidth=1gbit"
+    assert names[cells[3].id] == "algo.name=qadam network.bandwidth=10gbit"
+    assert display.names(cells[:1]) == {cells[0].id: "vgg16 bytegrad over gloo, 2 ranks"}

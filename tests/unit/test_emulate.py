@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,7 +49,7 @@ LAYERS = Layers(
 )  # fmt: skip
 def test_profiles_give_back_the_published_rate(compute: str, task: str, rate: float) -> None:
     cell = resolved("mode=simulate", f"compute={compute}", f"task={task}")
-    assert cell["task"]["batch"] / compute_of(cell, layers_of(cell)).step == pytest.approx(rate, rel=1e-3)
+    assert cell.task.batch / compute_of(cell, layers_of(cell.task)).step == pytest.approx(rate, rel=1e-3)
 
 
 class Diary:
@@ -66,11 +67,11 @@ class Diary:
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(TABLES.glob("*.json"))])
 def test_tables_are_what_a_survey_of_the_real_model_finds(name: str) -> None:
-    task = resolved(f"task={name}", "task.scale=paper")["task"]
+    task = resolved(f"task={name}", "task.scale=paper").task
     table = read(TABLES / f"{name}.json")
     assert survey(task) == table
     with torch.device("meta"):
-        model = build(task).model()
+        model = build(task.target, task.options).model()
     real = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
     emulated = EmulatedModel(table, Diary(), "meta")
     assert [(name, tuple(p.shape)) for name, p in emulated.named_parameters()] == real
@@ -173,10 +174,10 @@ def test_oversleeping_is_made_up_for(monkeypatch: pytest.MonkeyPatch, late: floa
 def test_a_scale_model_takes_the_time_of_the_original() -> None:
     """Smaller tensors, equal times: of computing, of the optimizer, and of a codec over a tensor's bytes."""
     whole, small = (resolved("mode=emulate", "task=vgg16", f"compute.shrink={k}") for k in (1, 50))
-    layers = layers_of(small)
+    layers = layers_of(small.task, small.shrink)
     assert layers.elements == pytest.approx(138_357_544 / 50, rel=1e-4)
     assert len(layers.params) == 32
-    times, scaled = compute_of(whole, layers_of(whole)), compute_of(small, layers)
+    times, scaled = compute_of(whole, layers_of(whole.task)), compute_of(small, layers)
     assert (scaled.forward, scaled.backward) == pytest.approx((times.forward, times.backward))
     assert scaled.optimizer == pytest.approx(times.optimizer, rel=1e-4)
     assert scaled.memory_bandwidth == pytest.approx(times.memory_bandwidth / 50)
@@ -186,21 +187,21 @@ def test_a_scale_model_shrinks_what_is_sent_and_what_it_is_sent_over() -> None:
     asked = ["mode=emulate", "algo=ddp", "network=10gbit", "cluster.server.1.bandwidth=1gbit", "compute.shrink=100"]
     cell = resolved(*asked)
     scaled = scale_model(cell)
-    assert scaled["network"]["bandwidth"] == 1e8 and scaled["cluster"]["server"]["1"]["bandwidth"] == 1e7
-    assert scaled["network"]["tcp_window"] == 4 * 2**20 // 100
-    assert scaled["run"]["bucket_size"] == 10 * 2**20 // 100
-    assert (scaled["algo"]["bucket_cap_mb"], scaled["algo"]["first_bucket_cap_mb"]) == (0.25, 0.01)
-    assert scaled["network"]["latency"] == cell["network"]["latency"]
+    assert scaled.network.bandwidth == 1e8 and scaled.cluster.server["1"]["bandwidth"] == 1e7
+    assert scaled.network.tcp_window == 4 * 2**20 // 100
+    assert scaled.run.bucket_size == 10 * 2**20 // 100
+    assert (scaled.algo.options["bucket_cap_mb"], scaled.algo.options["first_bucket_cap_mb"]) == (0.25, 0.01)
+    assert scaled.network.latency == cell.network.latency
     assert cell == resolved(*asked), "the original is left alone"
-    assert scale_model(resolved("mode=simulate", *asked[1:]))["network"]["bandwidth"] == 1e8
-    real = {**cell, "mode": "measure"}
+    assert scale_model(resolved("mode=simulate", *asked[1:])).network.bandwidth == 1e8
+    real = replace(cell, mode="measure")
     assert scale_model(real) == real
 
 
 def test_step_time_comes_from_the_task_the_profile_or_the_work() -> None:
     def of(*overrides: str) -> Compute:
         cell = resolved("mode=emulate", *overrides)
-        return compute_of(cell, layers_of(cell))
+        return compute_of(cell, layers_of(cell.task))
 
     assert of("task=vgg16").step == pytest.approx(32 / 229, rel=1e-3)
     assert of("task=vgg16", "task.batch=64").step == pytest.approx(64 / 229, rel=1e-3)
@@ -226,7 +227,7 @@ def test_codec_and_optimizer_sleep_for_their_memory_traffic(monkeypatch: pytest.
     assert not wire.any(), "nothing is encoded"
     assert slept[0] == pytest.approx(9e-3, rel=1e-3)  # two reads of 4 MB and a write of 1 MB, at 1 GB/s
     assert slept[1] == pytest.approx(32 / 229 / 2, rel=1e-2)  # at 1 GB/s the optimizer would need all of the step
-    assert emulation.description()["step_seconds_from"] == "compute=v100"
+    assert emulation.description().step_seconds_from == "compute=v100"
     engine.close()
 
 
@@ -261,7 +262,7 @@ def test_an_algorithm_s_arithmetic_sleeps_for_its_memory_traffic() -> None:
 
 def test_stragglers_are_slow() -> None:
     cell = resolved("mode=emulate", "task=resnet50", "task.step_seconds=0.2")
-    cell["cluster"]["slow_ranks"] = {"1": 2.0}
+    cell = replace(cell, cluster=replace(cell.cluster, slow_ranks={"1": 2.0}))
     seconds = []
     for rank in (0, 1):
         model = Emulation(cell, rank).task.model()

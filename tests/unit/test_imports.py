@@ -11,6 +11,7 @@ import pytest
 
 HOME = Path(__file__).resolve().parents[2]
 TORCH_FREE = ["config", "cell", "units", "signature", "validate", "explain", "records", "provenance", "stats", "plan",
+              "plain", "result", "summary", "closure", "schema_history",
               "campaign", "runner", "session", "display", "outcome", "__main__", "figures.__main__",
               "figures.throughput", "figures.paper", "simulate.fit", "simulate.run", "simulate.clock", "advise",
               "report", "launch.local", "launch.failures", "launch.joined", "launch.lifetime",

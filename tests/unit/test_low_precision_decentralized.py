@@ -12,6 +12,7 @@ from torch import Tensor
 from algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from bagua_bench.comm import CountedComm
 from bagua_bench.training.engine import Engine
+from tests.catalogue import constructor
 from tests.linear import Linear
 from tests.ranks import run
 
@@ -93,7 +94,7 @@ def test_on_one_server_its_ranks_are_the_ring() -> None:
     """Released: the server's mean, and the leader is its own neighbour on both sides."""
     for options, expected in (
         ({}, by_hand(2, 10)),
-        ({"preset": "released"}, by_hand(1, 10, per_server=2, single=True)),
+        (constructor("low_precision_decentralized_released"), by_hand(1, 10, per_server=2, single=True)),
     ):
         results = torch.stack([x for x, _ in run("threads", 2, train, 10, options, per_server=2)]).numpy()
         np.testing.assert_allclose(results, expected, rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The reader for machines without PyYAML reads the algorithms' files as OmegaConf does."""
+"""The reader for machines without PyYAML reads the files of algorithms and tasks as OmegaConf does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from bagua_bench import config, plain_yaml
 
-FILES = sorted((config.CONF / "algo").glob("*.yaml"))
+FILES = sorted(path for group in ("algo", "task") for path in (config.CONF / group).glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

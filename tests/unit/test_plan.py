@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from bagua_bench.cell import cell_id
+from dataclasses import replace
+
 from bagua_bench.plan import Job, estimate, interleave, remaining
 from tests.unit.test_records import CELL
 
-CELLS = [{**CELL, "run": {"steps": k, "results": "results"}} for k in (1, 2, 3)]
+CELLS = [replace(CELL, run=replace(CELL.run, steps=k)) for k in (1, 2, 3)]
 
 
 def test_rounds_are_outermost_and_alternate() -> None:
-    order = [(job.round, job.cell["run"]["steps"]) for job in interleave(CELLS, 3)]
+    order = [(job.round, job.cell.run.steps) for job in interleave(CELLS, 3)]
     assert order == [(0, 1), (0, 2), (0, 3), (1, 3), (1, 2), (1, 1), (2, 1), (2, 2), (2, 3)]
 
 
 def test_only_good_records_of_the_same_code_count_as_done() -> None:
-    def record(cell: int, round_: int, status: str = "done", code: str = "x") -> dict[str, object]:
-        return {"cell": cell_id(CELLS[cell]), "round": round_, "status": status, "code": {"sources": code}}
+    code = {"sources": "x", "algo": "a", "task": "t"}
 
-    found = [record(0, 0), record(1, 0, "failed"), record(2, 0, code="y"), record(2, 1)]
-    left = remaining(interleave(CELLS, 2), found, "x")
-    assert [(job.round, job.cell["run"]["steps"]) for job in left] == [(0, 2), (0, 3), (1, 2), (1, 1)]
+    def record(cell: int, round_: int, status: str = "done", **other: str) -> dict[str, object]:
+        return {"cell": CELLS[cell].id, "round": round_, "status": status, "code": {"git": None, **code, **other}}
+
+    found = [record(0, 0), record(1, 0, "failed"), record(2, 0, sources="y"), record(2, 1), record(1, 1, algo="b")]
+    left = remaining(interleave(CELLS, 2), found, lambda cell: code)
+    assert [(job.round, job.cell.run.steps) for job in left] == [(0, 2), (0, 3), (1, 2), (1, 1)]
 
 
 def test_a_cell_is_its_configuration_without_where_results_go() -> None:
-    moved = {**CELL, "run": {**CELL["run"], "results": "/elsewhere"}}
-    assert cell_id(moved) == cell_id(CELL)
-    assert len({cell_id(cell) for cell in CELLS}) == 3
+    moved = replace(CELL, run=replace(CELL.run, results="/elsewhere"))
+    assert moved.id == CELL.id
+    assert len({cell.id for cell in CELLS}) == 3
 
 
 def test_the_time_left_is_that_of_earlier_runs() -> None:
     def took(cell: int, seconds: float) -> dict[str, object]:
-        return {"cell": cell_id(CELLS[cell]), "seconds": seconds}
+        return {"cell": CELLS[cell].id, "seconds": seconds}
 
     jobs = [Job(cell, 0) for cell in CELLS]
     assert estimate(jobs, []) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from bagua_bench import plain
+from bagua_bench.cell import ComputePart, TaskPart
 from bagua_bench.config import CONF, Compute
 from bagua_bench.emulate.compute import compute_of
 from bagua_bench.emulate.layers import TABLES, Layer, Layers, read
@@ -92,7 +95,8 @@ def test_the_file_gives_back_what_was_measured(tmp_path: Path) -> None:
     assert float(given.memory_bandwidth.removesuffix("GB")) * 1e9 == pytest.approx(moved / 0.1, rel=1e-3)
     assert given.forward_share == pytest.approx(0.03 / 0.09, abs=1e-4)
     cell = resolved("mode=simulate", "task=vgg16", "task.batch=64")
-    cell["compute"] |= OmegaConf.to_container(given) | {"name": "mine", "memory_bandwidth": moved / 0.1}
+    mine = OmegaConf.to_container(given) | {"name": "mine", "memory_bandwidth": moved / 0.1}
+    cell = replace(cell, compute=plain.load(ComputePart, mine))
     compute = compute_of(cell, vgg16)
     assert compute.step == pytest.approx(2 * 0.05)
     assert compute.origin == "compute=mine"
@@ -119,14 +123,14 @@ def test_a_task_whose_packages_are_missing_is_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_task_that_breaks_is_named_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = profile.task_node
+    whole = profile.task_part
 
-    def broken(name: str, scale: str) -> dict[str, Any]:
+    def broken(name: str, scale: str) -> TaskPart:
         if name == "transformer":
             raise RuntimeError("cuDNN error\nand where")
         return whole(name, scale)
 
-    monkeypatch.setattr(profile, "task_node", broken)
+    monkeypatch.setattr(profile, "task_part", broken)
     found, notes = profile.profile(["transformer", "vgg16"], "tiny", CPU, "fp32", 1)
     assert notes == {"transformer": "cuDNN error"}
     assert [m.task for m, _ in found] == ["vgg16"]
@@ -145,9 +149,9 @@ def test_stand_ins_have_the_published_size() -> None:
 @pytest.mark.parametrize("name", profile.TASKS)
 def test_defaults_of_a_task_are_those_of_scale_paper(name: str) -> None:
     """So that a machine without Hydra measures the same."""
-    wanted, node = resolved(f"task={name}", "task.scale=paper")["task"], profile.task_node(name, "paper")
-    assert node["_target_"] == wanted["_target_"]
-    ours, theirs = (vars(build(one)) for one in (node, wanted))
+    wanted, part = resolved(f"task={name}", "task.scale=paper").task, profile.task_part(name, "paper")
+    assert part.target == wanted.target
+    ours, theirs = (vars(build(one.target, one.options)) for one in (part, wanted))
     for made in (ours, theirs):
         made.pop("_train", None)  # the data: an object that equals itself alone
     assert ours == theirs

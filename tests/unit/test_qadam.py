@@ -15,6 +15,7 @@ from algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.threads import ThreadComm
 from bagua_bench.training.engine import Engine
+from tests.catalogue import constructor
 from tests.linear import Linear
 from tests.ranks import run
 
@@ -145,20 +146,12 @@ def test_second_stage_on_processes(size: int) -> None:
     np.testing.assert_allclose(results[-1][0].numpy(), reference(size, 12, *CASES[0][1]), rtol=2e-4, atol=2e-5)
 
 
-def test_preset_released_is_all_rows_at_once() -> None:
-    by_hand = {
-        "codec": "minmax_uint8",
-        "error_feedback": False,
-        "bias_correction": "drift",
-        "freeze_after": "warmup_minus_one",
-        "weight_decay_stage": "warmup",
-        "compress_single_rank": True,
-        "weight_decay": 0.1,
-    }
-    for size in (1, 2):
-        chosen = run("threads", size, train, 12, by_hand)[0][0]
-        preset = run("threads", size, train, 12, {"preset": "released", "weight_decay": 0.1})[0][0]
-        assert torch.equal(chosen, preset)
+@pytest.mark.parametrize("size", [2, 3])
+def test_released_is_all_of_its_deviations_at_once(size: int) -> None:
+    options = {k: v for k, v in constructor("qadam_released").items() if k not in ("lr", "warmup_steps")}
+    results = run("threads", size, train, 12, {**options, "weight_decay": 0.1})
+    expected = reference(size, 12, minmax, False, True, 3, 0.1, False)
+    np.testing.assert_allclose(results[0][0].numpy(), expected, rtol=2e-4, atol=2e-5)
 
 
 def test_drift_lengthens_the_steps_towards_one_over_sqrt_1_minus_beta2_to_the_w() -> None:

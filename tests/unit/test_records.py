@@ -3,46 +3,41 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timezone
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bagua_bench import records
+from bagua_bench.result import Checks, RankResult, Result
+from bagua_bench.summary import summarise
+from tests.catalogue import resolved
 
-CELL: dict[str, Any] = {
-    "mode": "measure",
-    "task": {"name": "quadratic", "_target_": "tasks.quadratic.Quadratic", "batch": 1},
-    "algo": {"name": "bytegrad", "_target_": "algorithms.bytegrad.ByteGrad"},
-    "transport": {"name": "gloo", "backend": "gloo"},
-    "cluster": {"name": "local", "servers": 2, "ranks_per_server": 1},
-    "network": {"name": "none", "backend": "none"},
-    "run": {"steps": 2, "results": "results"},
-}
+CELL = resolved("task=quadratic", "algo=bytegrad", "transport=gloo", "run.steps=2")
 
 
-def rank(seconds: list[float], loss: list[float], sent: float) -> dict[str, Any]:
+def rank(seconds: list[float], losses: tuple[float, ...], sent: float) -> RankResult:
     phases = {"forward": 1.0, "backward": 2.0, "communication": 0.5, "optimizer": 0.25}
-    return {
-        "seconds": [{**phases, "step": s} for s in seconds],
-        "losses": loss,
-        "sent": {"flat": sent, "intra": 0.0, "inter": 0.0},
-        "peak_memory": 100,
-        "metrics": {"top1": loss[0]},
-    }
+    return RankResult(
+        seconds=tuple({**phases, "step": s} for s in seconds),
+        losses=losses,
+        sent={"flat": sent, "intra": 0.0, "inter": 0.0},
+        peak_memory=100,
+        metrics={"top1": losses[0]},
+    )
 
 
-RESULT: dict[str, Any] = {
-    "ranks": [rank([1.0, 3.0], [5.0, 4.0], 20.0), rank([2.0, 2.0], [7.0, 2.0], 40.0)],
-    "checks": {"passed": True, "reason": None},
-    "samples_per_step": 10,
-    "samples_per_epoch": 100,
-    "synthetic": True,
-    "warmup_steps": 3,
-    "parameters": 32,
-}
+RESULT = Result(
+    ranks=(rank([1.0, 3.0], (5.0, 4.0), 20.0), rank([2.0, 2.0], (7.0, 2.0), 40.0)),
+    checks=Checks(passed=True, reason=None),
+    samples_per_step=10,
+    samples_per_epoch=100,
+    synthetic=True,
+    warmup_steps=3,
+    parameters=32,
+)
 
 
 def new(round_: int = 0) -> records.Record:
@@ -50,7 +45,7 @@ def new(round_: int = 0) -> records.Record:
 
 
 def test_summary() -> None:
-    summary = records.summarise(RESULT)
+    summary = summarise(RESULT)
     assert summary["step_seconds"] == [2.0, 3.0], "the slowest rank's time counts"
     assert summary["throughput"] == 20 / 5, "all samples over all time"
     assert summary["epoch_seconds"] == 25
@@ -63,7 +58,7 @@ def test_summary() -> None:
 def test_statuses() -> None:
     assert new()["status"] == "failed"
     assert records.complete(new(), RESULT)["status"] == "done"
-    bad = {**RESULT, "checks": {"passed": False, "reason": "replicas differ"}}
+    bad = replace(RESULT, checks=Checks(passed=False, reason="replicas differ"))
     wrong = records.complete(new(), bad)
     assert (wrong["status"], wrong["reason"]) == ("wrong", "replicas differ")
     failed = records.fail(new(), "rank 1: killed")
@@ -72,10 +67,10 @@ def test_statuses() -> None:
 
 def test_a_record_says_what_it_was_measured_on() -> None:
     record = new()
-    assert record["schema"] == 1
+    assert record["schema"] == records.SCHEMA
     assert record["code"]["sources"] and record["code"]["algo"] and record["code"]["task"]
     assert record["machine"]["fingerprint"] and record["machine"]["packages"]["torch"]
-    assert record["network"] == {"asked": CELL["network"], "measured": None}
+    assert record["network"] == {"asked": CELL.to_json()["network"], "measured": None}
     json.dumps(record)
 
 
@@ -97,7 +92,7 @@ def test_a_torn_line_is_passed_over_and_the_next_one_is_whole(tmp_path: Path) ->
 
 def _append_many(path: str, first: int) -> None:
     for k in range(20):
-        records.append(Path(path), {"schema": 1, "round": first + k, "filler": "x" * 20_000})
+        records.append(Path(path), {"schema": records.SCHEMA, "round": first + k, "filler": "x" * 20_000})
 
 
 def test_two_writers_do_not_mix_lines(tmp_path: Path) -> None:
@@ -127,6 +122,9 @@ def test_comparable() -> None:
     with pytest.raises(ValueError, match=r"task\.batch"):
         records.comparable([new(), other], ["algo"])
     records.comparable([new(), other], ["algo", "task.batch"])
+    changed = {**new(), "code": {**new()["code"], "algo": "other"}}
+    with pytest.raises(ValueError, match=r"the code of algorithms\.bytegrad\.ByteGrad"):
+        records.comparable([new(), changed], ["algo"])
     for key, value in (("source", "published"), ("machine", {**new()["machine"], "fingerprint": "x"})):
         with pytest.raises(ValueError, match=key):
             records.comparable([new(), {**new(), key: value}], [])

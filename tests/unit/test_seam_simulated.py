@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from algorithms.codecs.base import Codec
+from bagua_bench.cell import AlgoPart, Cell
 from bagua_bench.comm import CountedComm
 from bagua_bench.emulate.compute import Compute, compute_of
 from bagua_bench.emulate.emulation import Emulation
@@ -28,21 +31,21 @@ PROOFS = {
 }
 
 
-def cell(name: str, *overrides: str, mode: str = "simulate", **options: Any) -> dict[str, Any]:
+def cell(name: str, *overrides: str, mode: str = "simulate", **options: Any) -> Cell:
     common = ["task=vgg16", "run.untimed=4", "run.steps=4", "cluster=4x1"]
     chosen = resolved(f"mode={mode}", *common, "network.bandwidth=1gbit", *overrides)
     about = {"title": name, "same_update": False}
-    return {**chosen, "algo": {"name": name, "_target_": f"tests.proofs.{name}", "about": about, **options}}
+    return replace(chosen, algo=AlgoPart(name, f"tests.proofs.{name}", options, about))
 
 
-def really_sent(comm: CountedComm, chosen: dict[str, Any]) -> dict[str, float]:
+def really_sent(comm: CountedComm, chosen: Cell) -> dict[str, float]:
     """As in `mode=emulate`, with time that does not pass."""
     emulation = Emulation(chosen, comm.rank)
     model = emulation.task.model()
-    with make_trainer(chosen, model, emulation.task.optimizer(model), comm, arithmetic=emulation.arithmetic) as trainer:
+    with make_trainer(chosen, model, emulation.task.optimizer(model), comm, emulation.arithmetic) as trainer:
         emulation.attach(trainer)
-        for number in range(chosen["run"]["untimed"] + chosen["run"]["steps"]):
-            if number == chosen["run"]["untimed"]:
+        for number in range(chosen.run.untimed + chosen.run.steps):
+            if number == chosen.run.untimed:
                 before = trainer.sent()
             trainer.module().backward()
             trainer.synchronize()
@@ -51,23 +54,30 @@ def really_sent(comm: CountedComm, chosen: dict[str, Any]) -> dict[str, float]:
         return {key: value - before[key] for key, value in trainer.sent().items()}
 
 
+@pytest.fixture(autouse=True)
+def codecs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An emulation puts something in their place, for the whole process."""
+    monkeypatch.setattr(Codec, "stand_in", None)
+
+
 @pytest.mark.parametrize("name", PROOFS)
 def test_every_mode_sends_the_same_bytes(name: str) -> None:
     options = {**PROOFS[name]}
     tiny = ["task.scale=tiny", "task.step_seconds=1e-3", "run.bucket_size=100kB"]
-    [simulated] = simulate(cell(name, *tiny, **options))["ranks"]
+    [simulated] = simulate(cell(name, *tiny, **options)).ranks
     for real in run("threads", 4, really_sent, cell(name, *tiny, mode="emulate", **options)):
-        assert real == pytest.approx(simulated["sent"]) and real["flat"] > 0
+        assert real == pytest.approx(simulated.sent) and real["flat"] > 0
 
 
 def mean_step(name: str, **options: Any) -> float:
-    [rank] = simulate(cell(name, "run.steps=4", **options))["ranks"]
-    return sum(step["step"] for step in rank["seconds"]) / len(rank["seconds"])
+    [rank] = simulate(cell(name, "run.steps=4", **options)).ranks
+    return sum(step["step"] for step in rank.seconds) / len(rank.seconds)
 
 
 def test_what_lands_later_is_hidden_as_long_as_it_fits() -> None:
     """A fragment of VGG16 takes two seconds on this network, and a step a seventh of one."""
-    computing = compute_of(cell("diloco.DiLoCo"), layers_of(cell("diloco.DiLoCo"))).step
+    chosen = cell("diloco.DiLoCo")
+    computing = compute_of(chosen, layers_of(chosen.task)).step
     name, common = "streaming_diloco.StreamingDiLoCo", {"fragments": 2, "interval": 4}
     waits = [mean_step(name, delay=delay, **common) for delay in (0, 1)]
     assert waits[1] < waits[0] and waits[1] > computing

@@ -14,12 +14,13 @@ from bagua_bench.network.netem import qdiscs
 from bagua_bench.network.shape import Link, Shape, is_shaped, shape_of
 from bagua_bench.network.survey import pairs
 from bagua_bench.network.topology import THIS_MACHINE
+from bagua_bench.result import Interface, RankResult
 from tests.catalogue import resolved
 
 
 def test_texts_become_plain_values() -> None:
     cell = resolved("network=wan", "network.loss=0.5%", "network.tcp_window=1MiB")
-    assert cell["network"] == {
+    assert cell.to_json()["network"] == {
         "name": "wan",
         "bandwidth": 1e8,
         "latency": 0.02,
@@ -161,9 +162,15 @@ def test_a_network_that_is_not_what_was_asked_for_is_flagged(
     assert list(survey.flags(of, 14, "after", found)) == expected
 
 
-def rank(flat: float, inter: float, on_wire: int) -> dict[str, Any]:
-    interface = {"bytes": on_wire, "retransmits": 1}
-    return {"seconds": [{}, {}], "sent": {"flat": flat, "intra": 99.0, "inter": inter}, "interface": interface}
+def rank(flat: float, inter: float, on_wire: int) -> RankResult:
+    return RankResult(
+        seconds=({}, {}),
+        losses=(),
+        sent={"flat": flat, "intra": 9e9, "inter": inter},
+        metrics={},
+        peak_memory=None,
+        interface=Interface(bytes=on_wire, retransmits=1),
+    )
 
 
 def test_interfaces_and_communicators_are_compared() -> None:

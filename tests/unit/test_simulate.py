@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from bagua_bench.cell import Cell
 from bagua_bench.emulate.compute import Compute
 from bagua_bench.emulate.layers import Layers, layers_of
 from bagua_bench.emulate.model import EmulatedModel
@@ -21,7 +22,7 @@ from bagua_bench.simulate.program import Collective, Submit
 from bagua_bench.simulate.run import simulate
 from bagua_bench.simulate.trace import trace
 from bagua_bench.training.build import make_trainer
-from tests.catalogue import declared, options, resolved, runnable
+from tests.catalogue import declared, options, resolved, runnable, with_physics
 from tests.ranks import run
 from tests.unit.test_emulate import Diary
 
@@ -29,12 +30,12 @@ ENGINE = [name for name in runnable() if not declared(name).peer]
 SYNCHRONOUS = [name for name in options("algo") if not declared(name).rounds]
 
 
-def cell(*overrides: str) -> dict[str, Any]:
+def cell(*overrides: str) -> Cell:
     return resolved("mode=simulate", "run.steps=2", "cluster=bagua_paper", *overrides)
 
 
 def step(*overrides: str) -> float:
-    return float(simulate(cell(*overrides))["ranks"][0]["seconds"][-1]["step"])
+    return float(simulate(cell(*overrides)).ranks[0].seconds[-1]["step"])
 
 
 # -- the schedule -----------------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ def rebuilt_buckets(comm: Any, layers: Layers, peer: DDP) -> list[int]:
 
 @pytest.mark.parametrize(("shrink", "caps"), [(8, {}), (800, {"bucket_cap_mb": 0.25, "first_bucket_cap_mb": 0.01})])
 def test_ddp_is_simulated_with_the_buckets_that_it_makes(shrink: float, caps: dict[str, float]) -> None:
-    layers, peer = layers_of(cell("task=vgg16")).shrunk(shrink), DDP(**caps)
+    layers, peer = layers_of(cell("task=vgg16").task).shrunk(shrink), DDP(**caps)
     submitted = (item for item in peer.program(layers, 2, 1, 1).steps[-1] if isinstance(item, Submit))
     sizes = [op.nbytes for item in submitted for op in item.ops if isinstance(op, Collective)]
     assert len(sizes) > 2
@@ -87,8 +88,8 @@ def test_bytegrad_does_what_the_paper_s_pseudo_code_says() -> None:
     assert calls[1].nbytes == pytest.approx(calls[0].nbytes / 4, rel=1e-3)
 
 
-def really_sent(comm: Any, chosen: dict[str, Any], steps: int) -> dict[str, float]:
-    task = EmulatedTask(chosen, layers_of(chosen), Diary())
+def really_sent(comm: Any, chosen: Cell, steps: int) -> dict[str, float]:
+    task = EmulatedTask(chosen.task.batch, layers_of(chosen.task), Diary())
     model = task.model()
     with make_trainer(chosen, model, torch.optim.SGD(model.parameters(), lr=0.1), comm) as trainer:
         before = dict(trainer.sent())
@@ -115,7 +116,7 @@ def test_bytes_are_those_of_the_real_run(name: str, per_server: int) -> None:
     real = run("threads", 4, really_sent, chosen, 2, per_server=per_server)
     kinds = [0] * 4 if per_server == 1 else [0, 1, 0, 1]  # leader, follower
     for rank, kind in zip(real, kinds, strict=True):
-        expected = {key: value / 2 for key, value in simulated["ranks"][kind]["sent"].items()}
+        expected = {key: value / 2 for key, value in simulated.ranks[kind].sent.items()}
         if rank["flat"] or name == "gradient_allreduce":
             assert rank == pytest.approx(expected)
         else:  # a tree's inner ranks forward more than its leaves
@@ -138,8 +139,8 @@ def test_without_a_network_to_wait_for_only_computing_is_left(algo: str) -> None
     }
     zero = {"latency": 0.0, "inside_latency": 0.0, "inside_hop": 0.0}
     chosen = cell("task=vgg16", f"algo={algo}", "compute.memory_bandwidth=1e30GB")
-    chosen["cluster"]["physics"] = {**infinite, **zero}
-    seconds = simulate(chosen)["ranks"][0]["seconds"][-1]["step"]
+    chosen = with_physics(chosen, **infinite, **zero)
+    seconds = simulate(chosen).ranks[0].seconds[-1]["step"]
     slack = 5e-3 if algo == "horovod" else 0  # its cycle
     assert 32 / 229 * 0.999 <= seconds <= 32 / 229 * 1.001 + slack
 
@@ -151,11 +152,11 @@ def test_a_scale_model_takes_the_time_of_the_original(algo: str) -> None:
     for factor in (1, 100):
         asked = [f"algo={algo}", "cluster.ranks_per_server=1", "network=10gbit", "network.latency=2ms"]
         chosen = cell("task=vgg16", f"compute.shrink={factor}", *asked)
-        chosen["cluster"]["physics"] = dict.fromkeys(("ring", "connection", "process"), 1e30)
-        results.append(simulate(chosen)["ranks"][0])
+        chosen = with_physics(chosen, **dict.fromkeys(("ring", "connection", "process"), 1e30))
+        results.append(simulate(chosen).ranks[0])
     whole, small = results
-    assert small["seconds"][-1]["step"] == pytest.approx(whole["seconds"][-1]["step"], rel=0.01)
-    assert small["sent"]["flat"] == pytest.approx(whole["sent"]["flat"] / 100, rel=0.01)
+    assert small.seconds[-1]["step"] == pytest.approx(whole.seconds[-1]["step"], rel=0.01)
+    assert small.sent["flat"] == pytest.approx(whole.sent["flat"] / 100, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +176,8 @@ def test_two_collectives_at_a_time_hide_latencies_but_share_the_line(asked: str,
     def waiting(**physics: float) -> float:
         wide = "network.tcp_window=100GiB"
         chosen = cell("task=bert_large", "algo=ddp", "cluster.ranks_per_server=1", wide, *asked.split())
-        chosen["cluster"]["physics"] = {"ring": 1e30, "line": 1e15, **physics}
-        return float(simulate(chosen)["ranks"][0]["seconds"][-1]["step"])
+        chosen = with_physics(chosen, **{"ring": 1e30, "line": 1e15, **physics})
+        return float(simulate(chosen).ranks[0].seconds[-1]["step"])
 
     one, two = waiting(), waiting(lanes=2.0)
     assert one / two == pytest.approx(lanes, rel=0.05)
@@ -188,8 +189,8 @@ def test_at_low_bandwidth_times_are_as_bytes(algo: str, traffic: float) -> None:
 
     def seconds(algo: str, *more: str) -> float:
         chosen = cell("task=vgg16", f"algo={algo}", "network.bandwidth=10mbit", *more)
-        chosen["cluster"]["physics"] = {"efficiency_ring": 0.9, "efficiency_direct": 0.9}
-        return float(simulate(chosen)["ranks"][0]["seconds"][-1]["step"])
+        chosen = with_physics(chosen, efficiency_ring=0.9, efficiency_direct=0.9)
+        return float(simulate(chosen).ranks[0].seconds[-1]["step"])
 
     ring = seconds("gradient_allreduce", "algo.hierarchical=true")
     assert seconds(algo) / ring == pytest.approx(traffic, rel=0.02)
@@ -203,9 +204,7 @@ def test_exposed_latency_is_paid_per_bucket_and_hop() -> None:
     stalls = slope - 37 * 30
     assert stalls >= 0, "beyond 30 hops per bucket there is only waiting for windows"
     chosen = [cell("task=bert_large", "algo=ddp", f"network.latency={ms}ms") for ms in (20, 30)]
-    for one in chosen:
-        one["cluster"]["physics"] = {"window": 1e15}
-    times = [simulate(one)["ranks"][0]["seconds"][-1]["step"] for one in chosen]
+    times = [simulate(with_physics(one, window=1e15)).ranks[0].seconds[-1]["step"] for one in chosen]
     assert (times[1] - times[0]) / 10e-3 == pytest.approx(37 * 30, rel=1e-6)
 
 
@@ -221,8 +220,8 @@ def test_overlap_hides_at_most_the_shorter_of_the_two() -> None:
 def test_fusion_saves_latencies_and_nothing_else() -> None:
     def seconds(bucket: str, latency: float) -> float:
         chosen = cell("task=bert_large", "algo=gradient_allreduce", "run.overlap=false", f"run.bucket_size={bucket}")
-        chosen["cluster"]["physics"] = {"latency": latency, "inside_hop": 0.0, "inside_latency": 0.0, "window": 1e30}
-        return float(simulate(chosen)["ranks"][0]["seconds"][-1]["step"])
+        chosen = with_physics(chosen, latency=latency, inside_hop=0.0, inside_latency=0.0, window=1e30)
+        return float(simulate(chosen).ranks[0].seconds[-1]["step"])
 
     assert seconds("0B", 1e-3) > seconds("10MiB", 1e-3)
     assert seconds("0B", 0.0) == pytest.approx(seconds("10MiB", 0.0), rel=1e-6)
@@ -230,7 +229,7 @@ def test_fusion_saves_latencies_and_nothing_else() -> None:
 
 def test_low_precision_decentralized_sends_the_same_however_many_there_are() -> None:
     sent = [
-        simulate(cell("task=vgg16", "algo=low_precision_decentralized", f"cluster.servers={n}"))["ranks"][0]["sent"]
+        simulate(cell("task=vgg16", "algo=low_precision_decentralized", f"cluster.servers={n}")).ranks[0].sent
         for n in (4, 64)
     ]
     assert sent[0]["inter"] == pytest.approx(sent[1]["inter"], rel=1e-3)
@@ -242,20 +241,21 @@ def test_async_does_not_wait_and_gets_staler_on_slow_networks() -> None:
         for rate in ("100gbit", "10gbit", "1gbit")
     ]
     for result in results:
-        mean = sum(s["step"] for s in result["ranks"][0]["seconds"]) / 300
+        mean = sum(s["step"] for s in result.ranks[0].seconds) / 300
         assert mean == pytest.approx(32 / 229, rel=0.01)
-    stale = [result["averaging"]["staleness_steps"] for result in results]
-    assert stale == sorted(stale) and stale[2] > 20
-    rounds = [result["averaging"]["rounds"] for result in results]
+    averaging = [result.averaging for result in results if result.averaging is not None]
+    stale = [each.staleness_steps for each in averaging]
+    assert len(stale) == 3 and stale == sorted(stale) and stale[2] > 20
+    rounds = [each.rounds for each in averaging]
     assert rounds == sorted(rounds, reverse=True) and rounds[2] > 0
-    interval = results[0]["averaging"]["round_seconds"]
+    interval = averaging[0].round_seconds
     assert interval == pytest.approx(0.5 + 0.3, abs=0.3), "the pause, and an all-reduce at 100 Gbit/s"
 
 
 def test_one_straggler_slows_down_all_that_wait_for_it() -> None:
     def seconds(algo: str, *more: str) -> list[float]:
         result = simulate(cell("task=vgg16", f"algo={algo}", "network.bandwidth=100gbit", *more))
-        return [rank["seconds"][-1]["step"] for rank in result["ranks"]]
+        return [rank.seconds[-1]["step"] for rank in result.ranks]
 
     slow = "cluster.slow_ranks.5=2.0"
     assert min(seconds("bytegrad", slow)) > 1.25 * max(seconds("bytegrad"))
@@ -287,19 +287,17 @@ def test_horovod_sends_more_and_smaller_messages_with_a_short_cycle() -> None:
 
 def test_a_transport_s_own_parameters_come_first() -> None:
     chosen = cell("task=vgg16", "transport=gloo")
-    chosen["cluster"]["physics"] = {
-        "connection": 1e9,
-        "transport": {"gloo": {"connection": 2e9}, "nccl": {"window": 1}},
-    }
-    assert physics_of(chosen) == replace(Physics(), connection=2e9)
-    chosen["cluster"]["physics"] = {"conection": 1e9}
+    own = {"gloo": {"connection": 2e9}, "nccl": {"window": 1}}
+    assert physics_of(with_physics(chosen, connection=1e9, transport=own).cluster, "gloo") == replace(
+        Physics(), connection=2e9
+    )
     with pytest.raises(ValueError, match=r"cluster\.physics\.conection: no such key"):
-        physics_of(chosen)
+        physics_of(with_physics(chosen, conection=1e9).cluster, "gloo")
 
 
 def test_the_slowest_link_counts() -> None:
     chosen = cell("network.bandwidth=10gbit", "network.latency=1ms", "cluster.servers=4")
-    chosen["cluster"]["server"] = {"2": {"bandwidth": 1e9}}
+    chosen = replace(chosen, cluster=replace(chosen.cluster, server={"2": {"bandwidth": 1e9}}))
     assert cluster_of(chosen).network == Network(line=1e9 / 8, latency=1e-3)
 
 
@@ -313,13 +311,13 @@ def test_two_hundred_cells_of_128_ranks_cost_little_once_traced() -> None:
     compute = Compute(0.17, 0.34, 0.014, 675e9, "")
     began = time.perf_counter()
     for rate in range(1, 201):
-        chosen["network"]["bandwidth"] = rate * 1e9
-        Clock(cluster_of(chosen), compute).run(program)
+        asked = replace(chosen, network=replace(chosen.network, bandwidth=rate * 1e9))
+        Clock(cluster_of(asked), compute).run(program)
     assert (time.perf_counter() - began) / 200 < traced / 5
 
 
 def test_ten_thousand_ranks() -> None:
     chosen = cell("task=vgg16", "algo=bytegrad", "cluster.servers=10000", "cluster.ranks_per_server=1")
     result = simulate(chosen)
-    assert result["samples_per_step"] == 320_000
-    json.dumps(result)
+    assert result.samples_per_step == 320_000
+    json.dumps(result.to_json())

@@ -61,10 +61,10 @@ def test_a_modern_map_says_that_it_rests_on_estimates() -> None:
     chosen = composed("campaign=tradeoff_modern").campaign
     with initialize_config_dir(str(config.CONF), version_base=None):
         cells = campaign.cells(chosen, ["network.latency=0ms"])
-    assert {cell["network"]["bandwidth"] / 1e9 for cell in cells} == {10, 25, 50, 100, 200, 400}
-    few = [cell for cell in cells if cell["algo"]["name"] in ("ddp", "bytegrad")]
+    assert {cell.network.bandwidth / 1e9 for cell in cells} == {10, 25, 50, 100, 200, 400}
+    few = [cell for cell in cells if cell.algo.name in ("ddp", "bytegrad")]
     made = [records.make_record(cell, "tradeoff_modern", 0, datetime.now(timezone.utc)) for cell in few]
-    found = [records.complete(one, simulate(one["config"])) for one in made]
+    found = [records.complete(one, simulate(records.cell_of(one))) for one in made]
     data = decision_map.table(found).set_index("gbit_per_s")
     assert set(data["compute"]) == {"h100_published"} and set(data["cluster"]) == {"h100_estimate"}
     assert data["speed_up"][10] > 2 > data["speed_up"][400], "the network is what compression helps against"

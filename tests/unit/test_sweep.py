@@ -22,7 +22,7 @@ matplotlib.use("Agg")
 
 def record(rate: float, *overrides: str, round_: int = 0) -> dict[str, Any]:
     made = json.loads(json.dumps(records.complete(new(round_), RESULT)))
-    made["config"] = resolved("mode=emulate", "task=vgg16", *overrides)
+    made["config"] = resolved("mode=emulate", "task=vgg16", *overrides).to_json()
     made["source"] = "emulated"
     made["result"]["throughput"] = rate
     return made
@@ -40,7 +40,7 @@ def test_a_bandwidth_sweep_has_a_row_per_algorithm_and_point() -> None:
     assert list(data["bandwidth, Gbit/s"]) == [1, 10, 1, 10]
     assert list(data["rounds"]) == [2] * 4 and set(data["scale_model"]) == {100}
     assert data["ratio_to_ddp"][0] == pytest.approx(35.5 / 10.5)
-    samples = RESULT["samples_per_step"]
+    samples = RESULT.samples_per_step
     assert data["step_seconds"][2] == pytest.approx((samples / 10 + samples / 11) / 2)
     _, axes = pyplot.subplots()
     sweep.draw(data, axes)

@@ -49,7 +49,7 @@ def test_what_does_not_wait_is_none_and_no_trace_is_no_proof() -> None:
 @NEEDS_GPU
 @pytest.mark.parametrize(
     "algorithm",  # so that a single rank, too, codes and averages
-    [GradientAllReduce, partial(ByteGrad, preset="released"), partial(Decentralized, peers="all")],
+    [GradientAllReduce, partial(ByteGrad, compress_single_rank=True), partial(Decentralized, peers="all")],
 )
 def test_a_step_on_a_gpu_waits_for_nothing(algorithm: Any, tmp_path: Any) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)

@@ -1,0 +1,127 @@
+"""Records of every older version are read as present ones."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagua_bench import facts, records
+from bagua_bench.cell import Cell
+from bagua_bench.schema_history import HISTORY, SCHEMA, migrate
+from tests.catalogue import HOME, constructor
+
+FIXTURES = HOME / "tests" / "fixtures" / "records"
+OLDER = range(1, SCHEMA)
+
+
+def old(version: int) -> list[dict[str, Any]]:
+    """Records as that version wrote them."""
+    found = [json.loads(line) for line in (FIXTURES / f"v{version}.jsonl").read_text().splitlines()]
+    assert found and {record["schema"] for record in found} == {version}
+    return found
+
+
+def committed() -> list[dict[str, Any]]:
+    files = sorted(HOME.glob("results/*/records.jsonl"))
+    found = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    return [record for record in found if "config" in record]
+
+
+def test_versions_have_no_gap_and_are_documented() -> None:
+    assert list(HISTORY) == list(range(1, SCHEMA + 1))
+    page = (HOME / "results" / "README.md").read_text()
+    assert all(f"| {version} | {change} |" in page for version, change in HISTORY.items())
+    assert f"## Schema {SCHEMA} of a record" in page
+
+
+@pytest.mark.parametrize("version", OLDER)
+def test_every_older_record_becomes_a_present_one(version: int) -> None:
+    for record in old(version):
+        before = deepcopy(record)
+        new = migrate(record)
+        assert record == before, "the old record was changed"
+        assert new["schema"] == SCHEMA
+        assert migrate(new) == new
+        assert {key: new[key] for key in new if key not in ("schema", "config", "cell")} == {
+            key: record[key] for key in record if key not in ("schema", "config", "cell")
+        }
+        for group in set(record["config"]) - {"algo", "task"}:
+            assert new["config"][group] == filled(group, record["config"][group])
+
+
+def filled(group: str, values: Any) -> Any:
+    """What was not written before it could be chosen."""
+    return {"precision": "fp32", **values} if group == "run" else values
+
+
+@pytest.mark.parametrize("version", OLDER)
+def test_reading_migrates(version: int) -> None:
+    assert {record["schema"] for record in records.read([FIXTURES / f"v{version}.jsonl"])} == {SCHEMA}
+
+
+def test_from_1_declarations_are_filled_in() -> None:
+    for record in map(migrate, old(1)):
+        assert (
+            facts.algorithm(Cell.from_json(record["config"]).algo).title
+            == facts.option(record["config"]["algo"]["name"]).title
+        )
+        assert facts.task(Cell.from_json(record["config"]).task).title
+    [qadam, *_] = [record for record in old(1) if record["config"]["algo"].get("warmup_steps", 100) != 100]
+    declared = facts.algorithm(Cell.from_json(migrate(qadam)["config"]).algo)
+    assert declared.warm_up == qadam["config"]["algo"]["warmup_steps"], "as the record's options have it"
+
+
+def test_from_1_a_preset_is_written_out() -> None:
+    presets = [record["config"]["algo"].get("preset") for record in old(1)]
+    assert {"default", "released", None} == set(presets)
+    for record, preset in zip(old(1), presets, strict=True):
+        before, after = record["config"]["algo"], migrate(record)["config"]["algo"]
+        changed = {key: after[key] for key in after if key != "about" and after[key] != before[key]}
+        assert "preset" not in after and set(before) - set(after) <= {"preset"}
+        assert changed == (RELEASED[before["name"]] if preset == "released" else {})
+
+
+RELEASED = {
+    "qadam": {
+        "codec": "minmax_uint8",
+        "error_feedback": False,
+        "compress_single_rank": True,
+        "bias_correction": "drift",
+        "freeze_after": "warmup_minus_one",
+        "weight_decay_stage": "warmup",
+    },
+    "bytegrad": {"compress_single_rank": True},
+    "low_precision_decentralized": {"compress_single_rank": True},
+    "decentralized": {"peers": "all"},
+}
+"""What the published code does otherwise (spec: algorithms 0.2)."""
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_from_1_a_preset_meant_what_the_released_configuration_says(name: str) -> None:
+    record = next(r for r in old(1) if r["config"]["algo"]["name"] == name and "preset" in r["config"]["algo"])
+    record["config"]["algo"]["preset"] = "released"
+    algo = migrate(record)["config"]["algo"]
+    assert {key: algo[key] for key in RELEASED[name]} == RELEASED[name]
+    plain, released = constructor(name), constructor(f"{name}_released")
+    assert {key: value for key, value in released.items() if value != plain[key]} == RELEASED[name]
+
+
+def test_a_cell_keeps_its_id_but_where_a_key_is_gone() -> None:
+    found = [(record, migrate(record)) for record in committed()]
+    assert len(found) > 700
+    for before, after in found:
+        assert after["cell"] == Cell.from_json(after["config"]).id
+        assert (after["cell"] == before["cell"]) == ("preset" not in before["config"]["algo"])
+
+
+@pytest.mark.parametrize("version", [None, 0, SCHEMA + 1])
+def test_an_unknown_version_is_one_line(version: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps({"schema": version}) + "\n")
+    with pytest.raises(ValueError, match=rf"records\.jsonl:1: schema {version}, this version reads 1, 2$"):
+        records.read([path])
