@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bagua_bench.transport.harness import shaped
+from tools.transport import shaped
 
-_HOME = str(Path(__file__).resolve().parents[3])
+_HOME = str(Path(__file__).resolve().parents[2])
 _PORT = 29400
 
 
@@ -27,7 +27,7 @@ def _ranks(sites: Sequence[shaped.Site], per_site: int, environment: Mapping[str
     try:
         for rank in range(size):
             site = sites[rank // per_site]
-            module = [sys.executable, "-m", "bagua_bench.transport.harness.torch_rank"]
+            module = [sys.executable, "-m", "tools.transport.torch_rank"]
             processes.append(
                 subprocess.Popen(
                     [*site.prefix, *module, str(rank), str(size), sites[0].address, str(_PORT)],

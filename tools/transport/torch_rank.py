@@ -1,6 +1,6 @@
 """One rank of an all-reduce comparison: bagua_net and gloo in turn. Commands on stdin, answers on stdout, JSON lines.
 
-`python -m bagua_bench.transport.harness.torch_rank RANK SIZE STORE_HOST STORE_PORT`
+`python -m tools.transport.torch_rank RANK SIZE STORE_HOST STORE_PORT`
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from typing import Any
 
 from bagua_bench import libraries, provenance
 from bagua_bench.network.accuracy import iperf3
-from bagua_bench.transport.harness import bench, lossy, shaped, torch_bench
-from bagua_bench.transport.harness.bench import PLAIN, Plugin, Sample
-from bagua_bench.transport.harness.pair import GROUP
+from tools.transport import bench, compiled, lossy, shaped, torch_bench
+from tools.transport.bench import PLAIN, Plugin, Sample
+from tools.transport.pair import GROUP
 
 MIB = 2**20
 _SPREAD = tuple(0.4e9 + k * 1.2e9 / 7 for k in range(8))
@@ -83,7 +83,7 @@ def _limited(case: str, rounds: int) -> dict[str, Any]:
     found: list[Sample] = []
     for size, window in ((MIB, 4), (16 * MIB, 2)):
         messages = [(size, window, max(20, int(ideal * _SECONDS / size)))]
-        found += bench.streams(libraries.harness(), plugin, messages, rates, rounds, idle, link=link)
+        found += bench.streams(compiled.harness(), plugin, messages, rates, rounds, idle, link=link)
     rows = bench.summary(found)
     for row in rows:
         row["of_ideal"] = row["rate"] / ideal
@@ -98,7 +98,7 @@ def _unlimited(rounds: int) -> dict[str, Any]:
     messages = [(size * MIB, 4 if size < 16 else 2, max(20, 1500 // size)) for size in (1, 4, 16, 64)]
     found: list[Sample] = []
     for number in range(rounds):
-        samples = bench.streams(libraries.harness(), _plugin(4), messages)
+        samples = bench.streams(compiled.harness(), _plugin(4), messages)
         found += [replace(sample, round=number) for sample in samples]
         with shaped.pair() as (a, b):
             rate = iperf3(a.prefix, b.prefix, b.address)
@@ -108,7 +108,7 @@ def _unlimited(rounds: int) -> dict[str, Any]:
 
 
 def _latency(rounds: int, plugin: Plugin) -> dict[str, Any]:
-    found = list(bench.latencies(libraries.harness(), plugin, (8, 8192), rounds, count=3000))
+    found = list(bench.latencies(compiled.harness(), plugin, (8, 8192), rounds, count=3000))
     return {"summary": _beside_plain(found, "half_round_trip"), "samples": [asdict(s) for s in found]}
 
 

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "../nccl/interface.h"
+#include "nccl/interface.h"
 
 namespace harness {
 

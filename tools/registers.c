@@ -1,4 +1,4 @@
-// Preloaded into the User Mode Linux guest (tests/guest.py): sets a process's registers where its kernel cannot.
+// Preloaded into the User Mode Linux guest (tools/guest.py): sets a process's registers where its kernel cannot.
 //
 // The guest keeps as many of a process's registers as its kernel knew of when it was built, which with AMX in the
 // processor is not all. Linux takes a set of registers only whole (xstateregs_set in its arch/x86/kernel/fpu/regset.c):

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bagua_bench.transport.harness import shaped
-from bagua_bench.transport.harness.pair import HarnessError, Pair, Process
+from tools.transport import shaped
+from tools.transport.pair import HarnessError, Pair, Process
 
 KINDS = ("kill sender", "kill receiver", "stop sender", "stop receiver", "reset stream", "link down")
 TIMEOUT = 2.0

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bagua_bench.transport.harness import shaped
-from bagua_bench.transport.harness.pair import GROUP, HarnessError, Pair
+from tools.transport import shaped
+from tools.transport.pair import GROUP, HarnessError, Pair
 
 PLAIN = "plain connection"
 PLAIN_TWO = "plain connection each way"

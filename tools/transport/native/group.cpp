@@ -1,10 +1,10 @@
-// Messages between two ranks through the C interface of ../collectives/group.h, as the torch backend uses it.
+// Messages between two ranks through the C interface of collectives/group.h, as the torch backend uses it.
 
 #include <dlfcn.h>
 
 #include <cstdio>
 
-#include "../collectives/group.h"
+#include "collectives/group.h"
 #include "measure.h"
 #include "net.h"
 

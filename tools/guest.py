@@ -26,7 +26,7 @@ KERNEL = "linux.uml"
 MODULES = Path("/usr/lib/uml/modules")
 LOADED = ("bridge", "veth", "sch_netem", "tcp_bbr")
 SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-REGISTERS = HOME / "tests/registers.c"
+REGISTERS = HOME / "tools/registers.c"
 TIMEOUT = 1200  # seconds
 RUN = ["task=vgg16", "task.scale=tiny", "algo=ddp,bytegrad", "run.steps=3", "run.warmup=1", "run.evaluate=false",
        "run.timeout=300s", "network.bandwidth=100mbit", "network.latency=5ms", "network.backend=netem"]  # fmt: skip
@@ -76,7 +76,7 @@ def lossy(folder: Path) -> int:
     """Bagua-Net and a plain connection over delay and loss by netem; FOLDER receives the records."""
     machine.enter()
     rest = ["--case=delay and loss", "--rounds=5", f"--json={folder / 'lossy.jsonl'}"]
-    return subprocess.run([sys.executable, "-m", "bagua_bench.transport", "measure", *rest], cwd=HOME).returncode
+    return subprocess.run([sys.executable, "-m", "tools.transport", "measure", *rest], cwd=HOME).returncode
 
 
 def boot(arguments: list[str], folder: Path) -> int:
@@ -91,7 +91,7 @@ def boot(arguments: list[str], folder: Path) -> int:
                 "echo 100000 > /proc/sys/net/core/netdev_max_backlog",  # no loss but netem's
                 *(f"insmod {path}" for path in objects()),
                 f"export PATH={SBIN} HOME={Path.home()} TMPDIR=/run/tmp TERM=dumb",
-                f"cd {HOME} && {sys.executable} -m tests.guest {shlex.join(arguments)} 2>&1; echo $? > {folder}/code",
+                f"cd {HOME} && {sys.executable} -m tools.guest {shlex.join(arguments)} 2>&1; echo $? > {folder}/code",
                 f"{sys.executable} -c 'import ctypes; ctypes.CDLL(None).reboot(0x4321FEDC)'",  # power off
             ]
         )
@@ -119,7 +119,7 @@ def boot(arguments: list[str], folder: Path) -> int:
 
 
 def main() -> int:
-    """`python -m tests.guest [tests|accuracy|lossy] [FOLDER]`; 0 if all is well, or netem is nowhere to be had."""
+    """`python -m tools.guest [tests|accuracy|lossy] [FOLDER]`; 0 if all is well, or netem is nowhere to be had."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that boot() ends the guest
     reason = why_not("netem")
     with tempfile.TemporaryDirectory(prefix="netem-") as name:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from bagua_bench import libraries
-from bagua_bench.transport.harness import faults, siege
-from bagua_bench.transport.harness.pair import GROUP, Pair
+from tools.transport import compiled, faults, siege
+from tools.transport.pair import GROUP, Pair
 
-_SOURCES = Path(__file__).resolve().parents[1]
-_FOLDERS = ("core", "nccl", "collectives")
 SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     "thread": ("-fsanitize=thread",),
@@ -29,20 +23,12 @@ def built(kind: str) -> Iterator[tuple[Path, dict[str, str]]]:
     """The plugin with a sanitizer, and the environment for a process that loads it. RuntimeError without g++."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sources = [path for part in _FOLDERS for path in (_SOURCES / part).glob("*.cpp")]
-        flags = ["-std=c++17", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-pthread", *SANITIZERS[kind]]
-
-        def compile_one(path: Path) -> Path:
-            target = folder / f"{path.stem}.o"
-            _run("g++", *flags, "-c", str(path), "-o", str(target))
-            return target
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = [str(path) for path in pool.map(compile_one, sources)]
         library = folder / "libnccl-net-sanitized.so"
-        _run("g++", *flags, "-shared", "-o", str(library), *objects)
+        compiled.link(sorted(compiled.TRANSPORT.rglob("*.cpp")), ["-O1", "-g", *SANITIZERS[kind]], library)
         # The sanitizer looks for __cxa_throw when it starts, so the C++ library must be there already.
-        preloaded = [_run("g++", f"-print-file-name={name}").strip() for name in (_RUNTIME[kind], "libstdc++.so.6")]
+        preloaded = [
+            compiled.run("g++", f"-print-file-name={name}").strip() for name in (_RUNTIME[kind], "libstdc++.so.6")
+        ]
         options = f"exitcode=99:halt_on_error=1:detect_leaks=0:log_path={folder / 'finding'}"
         environment = {"LD_PRELOAD": " ".join(preloaded), "ASAN_OPTIONS": options, "TSAN_OPTIONS": options}
         try:
@@ -53,35 +39,26 @@ def built(kind: str) -> Iterator[tuple[Path, dict[str, str]]]:
                 raise RuntimeError(f"{kind} sanitizer: {findings[0][:3000]}")
 
 
-def _run(*command: str) -> str:
-    try:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    except FileNotFoundError:
-        raise RuntimeError(f"{command[0]} is not installed") from None
-    except subprocess.CalledProcessError as error:
-        raise RuntimeError(f"{' '.join(command)}: {error.stderr[-2000:]}") from None
-
-
 def torture(kind: str, strangers: int, chunks: int) -> None:
     """Transfers in both directions, strangers and malformed chunks under a sanitizer. RuntimeError for any finding."""
     with built(kind) as (library, environment):
         for helpers in ("0", "1"):
             variables = {**environment, "BAGUA_NET_CRC": "1", "BAGUA_NET_HELPERS": helpers}
-            with Pair(libraries.harness(), library, _SYMBOL, variables) as pair:
+            with Pair(compiled.harness(), library, _SYMBOL, variables) as pair:
                 pair.link()
                 pair.connect(pair.b, pair.a, "y")
                 pair.stream(size=500_000, count=60, window=32, check=3)
                 pair.pingpong(size=10_000, count=50, idle=0)
                 for process in (pair.a, pair.b):
                     process.ask("cycle", count=5)
-        with Pair(libraries.harness(), library, GROUP, environment) as pair:
+        with Pair(compiled.harness(), library, GROUP, environment) as pair:
             pair.link()
             for idle in (0, 20):  # callers that poll, callers that wait
                 pair.stream(size=500_000, count=60, window=32, check=4, idle=idle)
                 pair.pingpong(size=10_000, count=50, idle=idle)
             for process in (pair.a, pair.b):
                 process.ask("close")
-        where = (libraries.harness(), library, _SYMBOL)
+        where = (compiled.harness(), library, _SYMBOL)
         for found in (
             siege.of_handshake(*where, strangers, 1, environment),
             siege.of_chunks(*where, chunks, 1, environment),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from bagua_bench.gpu import processes
 from bagua_bench.gpu.processes import PartFailed
 from bagua_bench.transport import environment
 
-_LIMIT = 300.0  # seconds; a rank that lost the other would wait for ten minutes
+_LIMIT = 300.0  # seconds; a rank that lost the other one would wait for ten minutes
 _RANK = """
 import os, sys, torch, torch.distributed as dist
 from bagua_bench.training import devices
@@ -31,14 +29,11 @@ print("all_reduce correct, 20 communicators")
 """
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(streams: int) -> int:
     """0 if all_reduce is right from 8 B to 256 MiB over 20 communicators and NCCL's log names the plugin.
 
     2 without a GPU. Needs torch and this repository alone.
     """
-    parser = argparse.ArgumentParser(prog="python -m bagua_bench.transport check-gpu", description=__doc__)
-    parser.add_argument("--streams", type=int, default=4, help="default %(default)s")
-    streams = parser.parse_args(arguments).streams
     import torch
 
     if not torch.cuda.is_available():

@@ -13,9 +13,9 @@ from typing import Any
 from bagua_bench import libraries
 from bagua_bench.network import machine, star
 from bagua_bench.network.shape import LINUX_WINDOW, Link, Shape
-from bagua_bench.transport.harness import bench
-from bagua_bench.transport.harness.bench import PLAIN, Sample
-from bagua_bench.transport.harness.pair import GROUP, Pair
+from tools.transport import bench, compiled
+from tools.transport.bench import PLAIN, Sample
+from tools.transport.pair import GROUP, Pair
 
 RATE, DELAY = 1e9, 5e-3  # bit/s; seconds each way
 LOSSES = {0.0: 150, 0.001: 40, 0.01: 20}  # share of packets: messages; a lost packet makes a connection slow
@@ -47,7 +47,7 @@ def _transfers(backend: str, control: str, loss: float, count: int, rounds: int)
     link = Link(RATE, DELAY, 0.0, loss)
     with star.up(Shape((link, link), backend, control, LINUX_WINDOW, _CONNECTIONS, 0)) as network:
         a, b = network.hosts
-        plugin = (libraries.harness(), libraries.plugin(), GROUP)
+        plugin = (compiled.harness(), libraries.plugin(), GROUP)
         variables = {"NCCL_SOCKET_IFNAME": a.interface, "BAGUA_NET_STREAMS": _STREAMS}
         for number in range(rounds):
             with Pair(*plugin, variables, (a.prefix, b.prefix)) as pair:

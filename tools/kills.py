@@ -1,4 +1,4 @@
-"""Kills parts of shaped runs at random moments and looks for what remains: `python -m tests.kills [NUMBER] [SEED]`.
+"""Kills parts of shaped runs at random moments and looks for what remains: `python -m tools.kills [NUMBER] [SEED]`.
 
 The runs belong to one campaign, which every run resumes. Exit code 0 if, after every kill and the next start, this
 machine is as before, no line of the records is torn, and the campaign has done every round once.

@@ -1,4 +1,4 @@
-// What one process of the harness does; C ABI for harness/worker.py.
+// What one process of the harness does; C ABI for ../worker.py.
 
 #pragma once
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_bench.transport.harness.pair import Pair, Process
-from bagua_bench.transport.harness.strangers import OTHERS, Fuzzer, Target, join
+from tools.transport.pair import Pair, Process
+from tools.transport.strangers import OTHERS, Fuzzer, Target, join
 
 _BATCH = 50
 _POSTED = 4096
