@@ -10,9 +10,9 @@ namespace bagua {
 namespace {
 
 constexpr size_t kAlign = 64;  // the kernel copies faster to aligned places
-constexpr size_t kFewSteps = 32 << 10;  // bytes up to which the number of steps decides, not the bytes moved
+constexpr size_t kFewSteps = 32 << 10;  // bytes up to which the number of steps matters more than the bytes moved
 
-// Slice number i of what comes in belongs to the place at(i): it is combined with what is there, or replaces it.
+// Incoming slice i belongs to the place at(i), where it is combined with what is there or replaces it.
 template <class At, class Combines>
 void take(Pipeline& p, Mesh& mesh, size_t slice, Elements e, At at, Combines combines) {
     const size_t place = (slice + kAlign - 1) / kAlign * kAlign;
@@ -48,8 +48,8 @@ struct Ring {
         return {data + from, to - from};
     }
 
-    // `reducing` steps in which what comes is combined with what is here, then `passing` steps that overwrite. The
-    // block that a rank sends first is its own number plus `shift`.
+    // In `reducing` steps incoming data is combined with what is here; in the `passing` steps after them it overwrites
+    // that. The block that a rank sends first is its own number plus `shift`.
     Status run(int reducing, int passing, int shift, Elements e) {
         const size_t steps = size_t(reducing + passing);
         const auto block = [&](size_t i, int back) {
@@ -87,7 +87,7 @@ Status in_few_steps(Mesh& mesh, void* data, size_t count, Elements e) {
         const int partner = mesh.rank ^ distance;
         const std::vector<Transfer> both = {{partner, false, other, bytes}, {partner, true, data, bytes}};
         if (Status s = mesh.move(both); !s) return s;
-        // The lower rank's part first on both sides: NaNs too come out the same everywhere.
+        // The lower rank's part goes first on both sides, so that even NaNs come out the same everywhere.
         if (partner < mesh.rank) {
             combine(other, data, count, e.type, e.op);
             std::memcpy(data, other, bytes);
@@ -127,7 +127,7 @@ struct Halving {
         return exchange(partner, own, theirs, false);
     }
 
-    // What comes is combined with what is here, or replaces it.
+    // Incoming data is combined with what is here, or replaces it.
     Status exchange(int partner, Part sent, Part received, bool combines) {
         const size_t slice = slice_size(std::max(sent.count, received.count) * unit) / unit * unit;
         const auto slices = [&](Part part) { return (part.count * unit + slice - 1) / slice; };

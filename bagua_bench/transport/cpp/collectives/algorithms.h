@@ -1,6 +1,6 @@
-// The collectives that combine or pass on: rings, chains or halving in slices for large data, few steps for small. All
-// return after their data is complete here, in the same order of calls on every rank; a failed one leaves the mesh
-// unusable.
+// The collectives that combine data or pass it on. Large data goes in slices along rings and chains or by halving;
+// small data goes in few steps. All ranks must make the same calls in the same order. A call returns when its data is
+// complete on this rank; a failed one leaves the mesh unusable.
 
 #pragma once
 
@@ -16,9 +16,9 @@ struct Elements {
 
 // In place. Every rank gets the same bits.
 Status all_reduce(Mesh& mesh, void* data, size_t count, Elements e);
-// blocks[r] holds rank r's bytes on return; the own one must be filled in. All of the same size.
+// On return blocks[r] holds rank r's bytes. The caller fills in its own block; all have the same size.
 Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes);
-// `data` holds one block of `count` elements per rank and is overwritten; the own block becomes the result.
+// `data` holds one block of `count` elements per rank and is overwritten; this rank's block becomes the result.
 Status reduce_scatter(Mesh& mesh, void* data, size_t count, Elements e);
 Status broadcast(Mesh& mesh, void* data, size_t bytes, int root);
 // In place on the root; `data` of the others is not changed.

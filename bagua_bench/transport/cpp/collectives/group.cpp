@@ -44,7 +44,7 @@ int finish(Group& g, const Status& status) {
 
 uint64_t name_of(int rank, int lane) { return uint64_t(rank) << 8 | uint64_t(lane); }
 
-// Call the lower ranks, be called by the higher ones.
+// Call the lower ranks and wait for calls of the higher ones.
 Status join(Group& g, const std::vector<Handle>& handles, int64_t deadline) {
     const int rank = g.collectives.rank, size = g.collectives.size;
     std::vector<std::pair<int, std::unique_ptr<Connector>>> calls;  // lane and rank in one number
@@ -82,13 +82,13 @@ Status join(Group& g, const std::vector<Handle>& handles, int64_t deadline) {
     return {};
 }
 
-// An argument that no rank of the group can mean.
+// Whether an argument makes no sense in this group.
 bool wrong(const Group& g, int root, int type, int op) {
     return root < 0 || root >= g.collectives.size || type < 0 || type > int(Type::boolean) || op < 0 ||
            op > int(Op::bxor) || !allowed(Type(type), Op(op));
 }
 
-// The collectives' mesh, for one operation.
+// The collectives' mesh, ready for one operation.
 Mesh& begin(Group& g, int64_t timeout_ns) {
     g.collectives.begin(timeout_ns);
     return g.collectives;
@@ -101,7 +101,7 @@ Mesh& begin(Group& g, int64_t timeout_ns) {
 EXPORT void* bagua_net_open(int rank, int size, void* handle, char* error, size_t room) {
     auto g = std::make_unique<Group>(rank, size);
     Status status = read_settings(&g->settings, &g->interfaces);
-    if (status && g->interfaces.empty()) g->interfaces = find_interfaces("=lo", AF_UNSPEC);  // a machine of its own
+    if (status && g->interfaces.empty()) g->interfaces = find_interfaces("=lo", AF_UNSPEC);  // no network here
     if (status) status = Listener::open(g->settings, g->interfaces, &g->listener);
     if (!status) {
         copy_text(status.text, error, room);

@@ -18,7 +18,7 @@ struct Piece {
 
 // Listens; `handle` receives 128 bytes for all other ranks. Null on error, text in `error`.
 void* bagua_net_open(int rank, int size, void* handle, char* error, size_t room);
-// `handles`: 128 bytes of every rank. Blocks until all are connected.
+// `handles` holds 128 bytes of every rank. Blocks until all are connected.
 int bagua_net_join(void* group, const void* handles, int64_t timeout_ns);
 void bagua_net_close(void* group);
 // Makes everything that is pending in the group fail; from any thread.
@@ -34,7 +34,7 @@ int bagua_net_reduce_scatter(void* group, void* data, size_t count, int type, in
 int bagua_net_move(void* group, const Piece* pieces, size_t count, int64_t timeout_ns);
 
 uint64_t bagua_net_start(void* group, int peer, int sending, void* data, size_t size, uint32_t tag);
-// 1 when it has ended (then its result is in `code` and it is forgotten), 0 after the time-out.
+// 1 if it has ended (its result is then in `code`, and it is forgotten), 0 after the time-out.
 int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, int* code);
 
 // Counters of the streams to a rank; `lane` 0: collectives, 1: messages. The number of streams.

@@ -9,7 +9,7 @@ namespace bagua {
 
 namespace {
 
-constexpr int64_t kNap = 100 * kMillisecond;  // the longest wait: then the signs of life are looked at again
+constexpr int64_t kNap = 100 * kMillisecond;  // the longest wait, after which the signs of life are checked
 
 }  // namespace
 

@@ -29,27 +29,27 @@ class Mesh {
     Connection* find(int peer) { return peers_[size_t(peer)].get(); }
     void set(int peer, std::unique_ptr<Connection> connection) { peers_[size_t(peer)] = std::move(connection); }
 
-    // Post a message; null: later, or the connection has failed.
+    // Post a message; null if that must wait, or if the connection has failed.
     Request* post(int peer, bool sending, void* data, size_t size, uint32_t tag = 0);
     // Move what can be moved on all connections; false if nothing could.
     bool progress();
-    // Wait until something may have become possible or `extra_fd` is readable; true if that is.
+    // Wait until something may have become possible or `extra_fd` is readable; true in the latter case.
     bool wait(int64_t nanoseconds, int extra_fd = -1);
     // The first failure of a connection.
     Status status() const;
     void fail(const std::string& text);
-    // Make whoever uses the mesh give up; from any thread.
+    // Make the user of the mesh give up; may be called from any thread.
     void abort() { aborted_ = true; }
 
-    // Memory that stays as it is from call to call: fresh pages cost as much as sending them.
+    // Memory that is kept from call to call, because fresh pages cost as much as sending them.
     unsigned char* scratch(size_t bytes);
 
-    // Before an operation: it fails when for so long (ns) nothing at all has moved. However much there is to move, and
-    // however slowly the network does it, it may take its time.
+    // Begin an operation. It fails when nothing at all has moved for `patience` (ns); it may take any time as long as
+    // something moves, however much there is to move and however slow the network is.
     void begin(int64_t patience);
     // All transfers, in any order between ranks.
     Status move(const std::vector<Transfer>& transfers);
-    // One round of a loop that found nothing to do; an error when the patience is at an end.
+    // Wait, in a loop that found nothing to do; an error once the patience is exhausted.
     Status idle();
 
   private:

@@ -11,7 +11,7 @@ namespace bagua {
 namespace {
 
 constexpr int64_t kNap = 100 * kMillisecond;
-constexpr int64_t kAway = 5 * kMillisecond;  // a caller that stays away for so long does something else
+constexpr int64_t kAway = 5 * kMillisecond;  // a caller that stays away for so long is busy elsewhere
 
 }  // namespace
 
@@ -97,7 +97,7 @@ bool Messages::post(Operation& o) {
     return true;
 }
 
-// True if it has just ended.
+// Whether it has just ended.
 bool Messages::reap(Operation& o) {
     const Status status = mesh_.to(o.peer).status();
     const auto done = [](Request* r) { return r->state == Request::State::done; };
@@ -131,7 +131,7 @@ bool Messages::settle() {
     return news;
 }
 
-// Until the mesh can move on; abort() is the only other one to touch it meanwhile.
+// Sleep until the mesh can move on; only abort() may touch it meanwhile.
 void Messages::sleep(std::unique_lock<std::mutex>& guard, int64_t nanoseconds) {
     driven_ = true;
     guard.unlock();
@@ -150,7 +150,7 @@ void Messages::run() {
         dozing_ = false;
         if (driven_ || touched_) {
             touched_ = false;
-            if (!driven_) ended_.notify_all();  // who waits while this thread drives must take over
+            if (!driven_) ended_.notify_all();  // callers that waited while this thread drove must take over
             idle_.wait_for(guard, std::chrono::nanoseconds(kAway), [&] { return closing_; });
         } else if (!advance()) {
             sleep(guard, kNap);

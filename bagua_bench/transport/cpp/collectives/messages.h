@@ -1,5 +1,6 @@
-// Point-to-point messages. Whoever waits for one drives them all, one thread at a time; while nobody waits, a thread
-// keeps them moving. It starts with the first message that is not over at once and ends with the object.
+// Point-to-point messages. A caller that waits for one of them drives them all, one caller at a time. While nobody
+// waits, a thread keeps them moving; it starts with the first message that is not over at once, and ends with the
+// object.
 
 #pragma once
 
@@ -19,9 +20,9 @@ class Messages {
 
     // Number of the operation. The data must stay where it is until it is done or the group is closed.
     uint64_t start(int peer, bool sending, void* data, size_t size, uint32_t tag);
-    // True when it has ended, one way or the other; waits at most so long.
+    // Whether it has ended, well or badly, within so many nanoseconds.
     bool wait(uint64_t operation, int64_t nanoseconds);
-    // How an ended operation ended; forgets it.
+    // The outcome of an operation that has ended, which is then forgotten.
     Status result(uint64_t operation);
     void abort(const std::string& text);
 
@@ -52,8 +53,8 @@ class Messages {
     std::map<uint64_t, Operation> operations_;  // in order of start
     uint64_t next_ = 1;
     size_t open_ = 0;  // operations that have not ended
-    bool touched_ = false;  // a caller was here since the thread looked
-    bool driven_ = false;  // somebody sleeps until the mesh can move on: nobody else may touch it
+    bool touched_ = false;  // a caller was here since the thread last looked
+    bool driven_ = false;  // a driver sleeps until the mesh can move on, and nobody else may touch it
     bool dozing_ = false;  // the thread sleeps until it is called
     bool closing_ = false;
     int wake_ = -1;  // eventfd that ends the driver's sleep

@@ -1,4 +1,4 @@
-// CRC-32C of the payload, for tests that want to know whether the network or the transport changed a byte.
+// CRC-32C of the payload, which shows whether the network or the transport changed a byte.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// How two processes come to share a connection, and how everybody else does not.
+// How two processes come to share a connection, and how everybody else is kept out.
 //
 //   connecting side                      listening side
 //   Hello (which stream of which id)  ->
@@ -6,9 +6,9 @@
 //   Answer (proof of the key)         ->
 //                                     <- Welcome
 //
-// Nothing blocks. A socket that says anything else, or nothing for too long, is closed and counted; there is a bound on
-// how many may be under way. The key is the listener's random token, mixed with the job's secret: a stranger without
-// it cannot join, nor can who replays what it heard. The payload is not encrypted.
+// Nothing blocks. A socket that says anything else, or nothing for too long, is closed and counted; only a bounded
+// number may be under way. The key is the listener's random token, mixed with the job's secret. A stranger without it
+// cannot join, and neither can one that replays what it has heard. The payload is not encrypted.
 
 #pragma once
 
@@ -26,7 +26,7 @@ class Listener {
     static Status open(const Settings& settings, const std::vector<Interface>& interfaces,
                        std::unique_ptr<Listener>* out);
     const Handle& handle() const { return handle_; }
-    // Moves all handshakes forward; a connection when all its streams have arrived, else null.
+    // Moves all handshakes forward; a connection once all its streams have arrived, null otherwise.
     std::unique_ptr<Connection> accept();
     uint64_t refused() const { return refused_; }
 
@@ -63,7 +63,7 @@ class Listener {
 
 class Connector {
   public:
-    // `name` tells the listening side who calls, and is covered by the proof.
+    // `name` tells the listening side which caller this is; the proof covers it.
     Connector(const Settings& settings, const std::vector<Interface>& interfaces, const Handle& handle,
               uint64_t name = 0);
     // Call again until there is a connection or an error.

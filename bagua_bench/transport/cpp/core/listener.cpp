@@ -13,7 +13,7 @@ constexpr size_t kMaxPartial = 256;  // connections that wait for more of their 
 constexpr int kAcceptsPerCall = 64;  // bounded work
 constexpr int64_t kPatience = 5 * kSecond;  // with one caller
 
-// Room for a whole message in an empty socket is certain, so that one call is enough.
+// An empty socket certainly has room for a whole message, so one call is enough.
 bool send_all(int fd, const void* data, size_t size) {
     return send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL) == ssize_t(size);
 }
@@ -76,7 +76,7 @@ void Listener::take_callers(int64_t now) {
             const bool full = !socket && (errno == EMFILE || errno == ENFILE);
             if (!socket && !full && errno != ECONNABORTED && errno != EINTR) break;
             if ((full || callers_.size() >= kMaxCallers) && !callers_.empty()) {
-                callers_.erase(callers_.begin());  // no descriptor or no room: the one that dawdled longest goes
+                callers_.erase(callers_.begin());  // no descriptor or no room: the caller that has taken longest goes
                 ++refused_;
             } else if (full) {
                 break;
@@ -89,7 +89,7 @@ void Listener::take_callers(int64_t now) {
     }
 }
 
-// Read what has come of hello and answer.
+// Read what has arrived of hello and answer.
 Listener::Step Listener::advance(Caller& c) {
     while (true) {
         const bool hello = c.got < sizeof c.hello;

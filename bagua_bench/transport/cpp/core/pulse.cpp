@@ -69,7 +69,7 @@ class Watcher {
 };
 
 Watcher& watcher() {
-    static auto* one = new Watcher;  // never destroyed: the library stays loaded and exit order is nobody's
+    static auto* one = new Watcher;  // never destroyed: nobody controls the order of exit
     return *one;
 }
 

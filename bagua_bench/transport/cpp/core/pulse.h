@@ -1,6 +1,6 @@
-// Signs of life. One thread of the process sends a byte over every connection's own pulse socket now and then and
-// listens for the peer's: a peer that computes for minutes is alive, one that was stopped or cut off is not. TCP alone
-// cannot tell: the kernel of a stopped process goes on acknowledging.
+// Signs of life. One thread of the process regularly sends a byte over every connection's own pulse socket and listens
+// for the peer's. A peer that computes for minutes is alive; one that was stopped or cut off is not. TCP alone cannot
+// tell them apart, because the kernel of a stopped process goes on acknowledging.
 
 #pragma once
 
@@ -18,9 +18,9 @@ struct Pulse {
     std::atomic<bool> lost{false};
 };
 
-// Start to watch; the thread lives while anything is watched.
+// Start watching; the thread lives while anything is watched.
 std::shared_ptr<Pulse> watch_pulse(Socket socket, int64_t timeout);
-// Stop to watch and close the socket.
+// Stop watching and close the socket.
 void drop_pulse(const std::shared_ptr<Pulse>& pulse);
 
 }  // namespace bagua

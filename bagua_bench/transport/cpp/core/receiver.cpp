@@ -1,5 +1,4 @@
-// The receiving half of a connection: a header says where the payload goes, and it is read straight to its place. A
-// chunk of a message that is not posted yet stays in the kernel; TCP holds the sender back.
+#include "receiver.h"
 
 #include <sys/uio.h>
 
@@ -7,28 +6,29 @@
 #include <cerrno>
 #include <cstring>
 
-#include "connection.h"
 #include "crc.h"
+#include "tuning.h"
 
 namespace bagua {
 
-namespace {
+Receiver::Receiver(Trunk& trunk, Receipts& receipts, Connection* connection)
+    : trunk_(trunk), receipts_(receipts), window_(connection) {}
 
-constexpr int kCallsPerStream = 16;  // bounded work
-constexpr uint32_t kBulk = 16 << 10;  // a longer rest is read straight into place, with the next header behind it
-constexpr uint64_t kRemind = 64;  // chunks after which the kernel may have forgotten what it was told
-constexpr uint32_t kGather = 256 << 10;  // bytes worth being woken up
+Request* Receiver::post(void* data, uint32_t size, uint32_t tag) {
+    Request* r = window_.post(data, size, tag);
+    if (!r) return nullptr;
+    for (auto& s : trunk_.streams) s->parked = false;  // the header at hand may be this message's
+    return r;
+}
 
-}  // namespace
-
-bool Connection::pump_receives() {
+bool Receiver::pump() {
     bool moved = false;
-    const size_t count = streams_.size();
+    const size_t count = trunk_.streams.size();
     // The stream of the last small message is tried without asking the kernel first: that saves a system call.
-    for (size_t k = 0; k < count && status_; ++k) {
+    for (size_t k = 0; k < count && trunk_.status; ++k) {
         const size_t i = (likely_ + k) % count;
-        Stream& s = *streams_[i];
-        const bool guess = k == 0 && pending_receives_ > 0 && s.awaited == 1;
+        Stream& s = *trunk_.streams[i];
+        const bool guess = k == 0 && window_.pending() > 0 && s.awaited == 1;
         if (s.parked || s.ended || !(s.readable || guess || s.staged() > 0)) continue;
         if (read(s, s.readable || guess)) {
             moved = true;
@@ -39,20 +39,20 @@ bool Connection::pump_receives() {
 }
 
 // Let the kernel wake us when the rest of the chunk is there, or much of it: a reader that takes every segment by
-// itself spends its time on waking up. (Below the mark the kernel acknowledges what nobody has read yet; it makes the
-// window larger for it, and wakes us earlier if it has no memory for so much.)
-void Connection::await(Stream& s) {
+// itself spends its time on waking up. (Below the mark, the kernel acknowledges what nobody has read yet; it enlarges
+// the window for that, and wakes us earlier if it has no memory for so much.)
+void Receiver::await(Stream& s) {
     const uint32_t left = s.in.request ? s.in.left : 0;
-    const int bytes = left > kBulk ? int(std::min(left, kGather)) : 1;
+    const int bytes = left > Tuning::kBulkRestBytes ? int(std::min(left, Tuning::kWakeUpBytes)) : 1;
     if (bytes == s.awaited) return;
     s.awaited = bytes;
     setsockopt(s.socket.fd(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
 
 // `may_ask`: the kernel may have bytes.
-bool Connection::read(Stream& s, bool may_ask) {
+bool Receiver::read(Stream& s, bool may_ask) {
     bool moved = false;
-    for (int calls = 0; calls < kCallsPerStream && status_ && !s.parked && !s.ended;) {
+    for (int calls = 0; calls < Tuning::kReadsPerStream && trunk_.status && !s.parked && !s.ended;) {
         if (s.in.request && s.staged() > 0) {
             moved |= unpack(s);
         } else if (!s.in.request && s.staged() >= sizeof(ChunkHeader)) {
@@ -69,19 +69,19 @@ bool Connection::read(Stream& s, bool may_ask) {
     return moved;
 }
 
-// What a system call brought: true if bytes, or the end of the stream, or its failure.
-bool Connection::received(Stream& s, ssize_t got, size_t room) {
+// What a system call brought; true if it brought bytes, the end of the stream, or its failure.
+bool Receiver::received(Stream& s, ssize_t got, size_t room) {
     if (got < 0 && errno == EINTR) return false;
     // Less than asked for: nothing is left (epoll(7), edge-triggered), except an end that was already reported.
     s.readable = got == ssize_t(room) || (got > 0 && s.closed);
     if (got < 0 && errno == EAGAIN) return false;
-    if (got < 0) stream_failed(s, errno);
+    if (got < 0) trunk_.fail(s, errno);
     if (got == 0) ended(s);
     return true;
 }
 
 // Read a header and whatever follows it closely.
-bool Connection::read_ahead(Stream& s) {
+bool Receiver::read_ahead(Stream& s) {
     std::memmove(s.stage, s.stage + s.stage_begin, s.staged());
     s.stage_end -= s.stage_begin;
     s.stage_begin = 0;
@@ -92,11 +92,12 @@ bool Connection::read_ahead(Stream& s) {
 }
 
 // Read payload straight into the posted buffer, and the next header with it.
-bool Connection::read_payload(Stream& s) {
+bool Receiver::read_payload(Stream& s) {
     Incoming& in = s.in;
     s.stage_begin = s.stage_end = 0;
     unsigned char* to = in.request->data + in.head.offset + (in.head.length - in.left);
-    iovec parts[2] = {{to, in.left}, {s.stage, in.left > kBulk ? sizeof(ChunkHeader) : Stream::kStage}};
+    const size_t ahead = in.left > Tuning::kBulkRestBytes ? sizeof(ChunkHeader) : Stream::kStage;
+    iovec parts[2] = {{to, in.left}, {s.stage, ahead}};
     msghdr message{};
     message.msg_iov = parts;
     message.msg_iovlen = 2;
@@ -109,7 +110,7 @@ bool Connection::read_payload(Stream& s) {
 }
 
 // Copy what was read ahead.
-bool Connection::unpack(Stream& s) {
+bool Receiver::unpack(Stream& s) {
     Incoming& in = s.in;
     unsigned char* to = in.request->data + in.head.offset + (in.head.length - in.left);
     const uint32_t got = uint32_t(std::min<size_t>(s.staged(), in.left));
@@ -119,9 +120,9 @@ bool Connection::unpack(Stream& s) {
     return true;
 }
 
-void Connection::arrived(Stream& s, const unsigned char* bytes, uint32_t count) {
+void Receiver::arrived(Stream& s, const unsigned char* bytes, uint32_t count) {
     Incoming& in = s.in;
-    if (settings_.crc) in.crc = crc32c(in.crc, bytes, count);
+    if (trunk_.settings.crc) in.crc = crc32c(in.crc, bytes, count);
     in.left -= count;
     in.request->moved += count;
     s.counters.bytes_received += count;
@@ -129,22 +130,36 @@ void Connection::arrived(Stream& s, const unsigned char* bytes, uint32_t count) 
 }
 
 // Check the header at hand and find the buffer it belongs to. True unless that is not posted yet.
-bool Connection::open_chunk(Stream& s) {
+bool Receiver::open_chunk(Stream& s) {
     ChunkHeader h;
     std::memcpy(&h, s.stage + s.stage_begin, sizeof h);
-    if (int32_t(h.sequence - next_receive_) >= 0) {
+    if (int32_t(h.sequence - window_.next()) >= 0) {
         s.parked = true;
         ++s.counters.parked;
         return false;
     }
-    Request& r = receives_[h.sequence % kWindow];
+    if (!acceptable(s, h)) return true;
+    Request& r = window_.at(h.sequence);
+    r.opened = true;
+    r.receipt = h.receipt != 0;
+    r.size = h.total;
+    r.taken += h.length;
+    s.stage_begin += sizeof h;
+    s.in = {h, &r, h.length, 0};
+    if (h.length == 0) close_chunk(s);
+    return true;
+}
+
+// Whether a header describes a part that its message still lacks; the connection fails if not.
+bool Receiver::acceptable(const Stream& s, const ChunkHeader& h) {
+    const Request& r = window_.at(h.sequence);
     const auto bad = [&](Code code, const std::string& what) {
-        fail(code, "stream " + std::to_string(s.index) + " from " + s.where + ": " + what);
-        return true;
+        trunk_.fail(code, "stream " + std::to_string(s.index) + " from " + s.where + ": " + what);
+        return false;
     };
     if (r.state != Request::State::pending || r.sequence != h.sequence)
         return bad(Code::remote, "chunk of message " + std::to_string(h.sequence) + " where " +
-                                     std::to_string(next_receive_) + " are expected");
+                                     std::to_string(window_.next()) + " are expected");
     if (h.total > r.size)
         return bad(Code::usage, "message of " + std::to_string(h.total) + " bytes for a buffer of " +
                                     std::to_string(r.size));
@@ -156,33 +171,28 @@ bool Connection::open_chunk(Stream& s) {
     if (h.receipt > 1) return bad(Code::remote, "a receipt of an unknown kind is asked for");
     const bool fits = uint64_t(h.offset) + h.length <= h.total && uint64_t(r.taken) + h.length <= h.total;
     if (!fits || (h.length == 0 && h.total > 0)) return bad(Code::remote, "chunk outside its message");
-    r.opened = true;
-    r.receipt = h.receipt != 0;
-    r.size = h.total;
-    r.taken += h.length;
-    s.stage_begin += sizeof h;
-    s.in = {h, &r, h.length, 0};
-    if (h.length == 0) close_chunk(s);
     return true;
 }
 
-void Connection::close_chunk(Stream& s) {
+void Receiver::close_chunk(Stream& s) {
     Request& r = *s.in.request;
     s.in.request = nullptr;
-    const bool remind = ++s.counters.chunks_received % kRemind == 0;
-    if (remind && r.size <= Schedule::kSmall) save_acknowledgements(s.socket.fd());
-    if (settings_.crc && s.in.crc != s.in.head.crc)
-        return fail(Code::remote, "stream " + std::to_string(s.index) + " from " + s.where + ": wrong checksum");
+    const bool remind = ++s.counters.chunks_received % Tuning::kChunksPerReminder == 0;
+    if (remind && r.size <= Tuning::kSmallMessageBytes) save_acknowledgements(s.socket.fd());
+    if (trunk_.settings.crc && s.in.crc != s.in.head.crc)
+        return trunk_.fail(Code::remote, "stream " + std::to_string(s.index) + " from " + s.where + ": wrong checksum");
     if (r.moved < r.size) return;
-    if (!r.receipt) return finish(r);
-    receipts_.owed.push_back(&r);
-    give_receipts();
+    if (r.receipt)
+        receipts_.owe(r);
+    else
+        window_.finish(r);
 }
 
-// The peer closed the stream: an error in the middle of a chunk. Whether others bring the rest: see check_life().
-void Connection::ended(Stream& s) {
+// The peer closed the stream, which is an error in the middle of a chunk. Whether others can bring the rest is for
+// Connection::check_life() to see.
+void Receiver::ended(Stream& s) {
     s.ended = s.closed = true;
-    if (s.in.request || s.staged() > 0) fail(Code::remote, "peer " + peer_ + " closed the connection");
+    if (s.in.request || s.staged() > 0) trunk_.fail(Code::remote, "peer " + trunk_.peer + " closed the connection");
 }
 
 }  // namespace bagua

@@ -1,4 +1,4 @@
-// What a connection counted, in a form for C.
+// The counters of a connection, in a form for C.
 
 #pragma once
 

@@ -6,106 +6,130 @@
 
 #include <algorithm>
 
+#include "tuning.h"
+
 namespace bagua {
 
 namespace {
 
-constexpr double kShare = 0.6;  // of the ideal time that a stream may be committed for: its rate is only an estimate
-constexpr double kClearly = 1.5;  // times as fast
-constexpr uint64_t kLittle = 64 << 10;  // may wait in a stream without being looked at
-constexpr uint64_t kCeiling = 1 << 20;  // may wait in any stream beyond what fills its path: caches are small
-constexpr uint64_t kFloor = 128 << 10;  // may wait in the stream that delivers first
-constexpr uint32_t kMinChunk = 16 << 10, kMaxChunk = 1 << 20;
-constexpr uint32_t kPage = 4096;
-constexpr double kChunkTime = 50e-6;  // seconds of all streams together that a chunk is worth: one core cuts them all
-constexpr double kFast = 1.25e9;  // bytes/s of a path that is faster than most links
-constexpr double kBrief = 2e-3;  // seconds of a fast path's time that may wait in it while the others get nothing ...
-constexpr uint64_t kAlone = 3 << 20;  // ... and bytes: what a caller that sleeps between two tests does not find drained
-constexpr int64_t kLook = 10 * kMicrosecond;  // between two questions to the kernel about one stream
-constexpr int64_t kSample = 10 * kMillisecond;
-constexpr uint64_t kEnough = 1 << 20;  // bytes in a sample that tell something even if the stream was idle in it
-constexpr uint64_t kUnsaid = 4096;  // bytes that may have arrived long ago: their acknowledgement waits for company
-constexpr int64_t kStale = kSecond;
-constexpr double kTrial = 0.125;  // of the mean rate: what a stream is given that was slow and not used for long
-constexpr double kFaster = 0.5, kSlower = 0.25;  // how much one sample moves the estimate
-constexpr double kDefaultRate = 1e9;
-constexpr int64_t kMinStall = 20 * kMicrosecond, kMaxStall = 2 * kMillisecond;
+// What all streams have to do, and can.
+struct Load {
+    int64_t now;
+    double mean;  // bytes/s of a stream whose rate is known
+    double ideal;  // seconds until everything outstanding is delivered, if no stream runs dry
+    double least;  // bytes below which a chunk is not worth cutting
+};
 
-// Known rate, or what the known ones are on average. Who was slow gets a chance from time to time.
-double rate_of(const Stream& stream, double mean, int64_t now) {
+// What a stream would do with the next chunk.
+struct Offer {
+    Stream* stream = nullptr;
+    double rate = 0;  // bytes/s
+    double finish = 0;  // seconds until the chunk is delivered
+    double excess = 0;  // bytes that would wait in the stream beyond its limit
+    uint32_t length = 0;
+};
+
+// When streams that have no room now should have some: nanoseconds from now.
+struct Stall {
+    double soon = double(Tuning::kMaxStallNs), late = 0;  // the first of them, and the last
+    double dry = double(kSecond);  // a stream has nothing left
+
+    // Waking up costs more than writing, so one look serves several streams, but it comes before any has lost a third
+    // of what it holds. Nor is it at once: acknowledgements come for large segments, so a queue stays as it is for a
+    // while and then falls.
+    int64_t length() const {
+        const double stall = std::max(soon, std::clamp(late, dry / 8, dry / 3));
+        return std::clamp(int64_t(stall), Tuning::kMinStallNs, Tuning::kMaxStallNs);
+    }
+};
+
+// The known rate, or the mean of the known ones. A stream that was slow and has not been used for long gets a trial.
+double rate_of(const Stream& stream, const Load& load) {
     const Pace& p = stream.pace;
-    if (p.rate <= 0) return mean;
-    return now - p.sample_began > kStale ? std::max(p.rate, kTrial * mean) : p.rate;
+    if (p.rate <= 0) return load.mean;
+    const bool stale = load.now - p.sample_began > Tuning::kStaleRateNs;
+    return stale ? std::max(p.rate, Tuning::kTrialShare * load.mean) : p.rate;
 }
 
-// How fast it empties: on a fast path our rates are those of our own writing.
-double draining(const Stream& s, double rate) { return s.pace.fast ? s.pace.delivery : rate; }
+// Nanoseconds in which so many bytes drain. On a fast path our rate is only that of our own writing.
+double draining_ns(const Stream& s, double bytes, double rate) {
+    return bytes / (s.pace.fast ? s.pace.delivery : rate) * 1e9;
+}
 
 bool free_to_write(const Stream& s) { return !s.out.request && s.writable; }
 
+Offer offer_of(Stream& s, const Load& load, uint64_t message) {
+    const double rate = rate_of(s, load), waiting = double(s.pace.most_queued());
+    const double share = std::min(rate * Tuning::kCommittedShare * load.ideal, double(Tuning::kMostQueueBytes));
+    double length = std::clamp(std::max(share / 2, load.least), double(Tuning::kMinChunkBytes),
+                               double(Tuning::kMaxChunkBytes));
+    // Every chunk begins aligned, and no small rest is left for another one.
+    length = double(uint32_t(length) / Tuning::kChunkAlignmentBytes * Tuning::kChunkAlignmentBytes);
+    if (length * 1.5 >= double(message)) length = double(message);
+    const double finish = s.pace.rtt / 2 + (waiting + length) / rate;
+    return {&s, rate, finish, waiting + length - (share + rate * s.pace.rtt), uint32_t(length)};
+}
+
 }  // namespace
 
-Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams, uint64_t message, uint64_t unwritten) {
+Schedule::Choice Schedule::choose(Streams& streams, uint64_t message, uint64_t unwritten) {
     if (!quick_) quick_ = streams[0].get();
-    if (message <= kSmall && free_to_write(*quick_) && quick_->pace.most_queued() + message <= kLittle)
+    const uint64_t small = Tuning::kSmallMessageBytes, unwatched = Tuning::kUnwatchedQueueBytes;
+    if (message <= small && free_to_write(*quick_) && quick_->pace.most_queued() + message <= unwatched)
         return {quick_, uint32_t(message)};
     const int64_t now = now_ns();
     if (const Choice same = stay(message, now); same.stream) return same;
+    look_at_all(streams, now);
+    return share_out(streams, message, unwritten, now);
+}
 
+// Ask the kernel about the streams that hold something, and see which of them is quick.
+void Schedule::look_at_all(Streams& streams, int64_t now) {
+    for (auto& s : streams) {
+        if (s->pace.most_queued() > 0 && now - s->pace.looked >= Tuning::kLookIntervalNs) look(*s, now);
+        const bool faster = s->pace.rate > Tuning::kQuickerRatio * quick_->pace.rate;
+        if (s->pace.fast > quick_->pace.fast || faster) quick_ = s.get();
+    }
+}
+
+// The stream with room that would deliver the next chunk first.
+Schedule::Choice Schedule::share_out(Streams& streams, uint64_t message, uint64_t unwritten, int64_t now) {
     double known = 0, sum = 0;
     int count = 0;
     uint64_t outstanding = unwritten;
     for (auto& s : streams) {
-        if (s->pace.most_queued() > 0 && now - s->pace.looked >= kLook) look(*s, now);
-        if (s->pace.fast > quick_->pace.fast || s->pace.rate > kClearly * quick_->pace.rate) quick_ = s.get();
         if (s->pace.rate > 0) known += s->pace.rate, ++count;
         outstanding += s->pace.most_queued();
     }
-    const double mean = count ? known / count : kDefaultRate;
-    for (auto& s : streams) sum += rate_of(*s, mean, now);
-    const double ideal = double(outstanding) / sum;
-    const double least = std::min(sum * kChunkTime, double(outstanding) / double(streams.size()));
+    Load load{now, count ? known / count : Tuning::kUnknownBytesPerSecond, 0, 0};
+    for (auto& s : streams) sum += rate_of(*s, load);
+    load.ideal = double(outstanding) / sum;
+    load.least = std::min(sum * Tuning::kChunkSeconds, double(outstanding) / double(streams.size()));
 
-    struct Offer {
-        Stream* stream = nullptr;
-        double finish = 0;
-        uint32_t length = 0;
-    };
     Offer first, best;
-    double soon = double(kMaxStall), late = 0, dry = double(kSecond);  // ns until some, all have room; one is dry
+    Stall stall;
     for (auto& s : streams) {
-        const double rate = rate_of(*s, mean, now), waiting = double(s->pace.most_queued());
-        const double share = std::min(rate * kShare * ideal, double(kCeiling));
-        double length = std::clamp(std::max(share / 2, least), double(kMinChunk), double(kMaxChunk));
-        length = double(uint32_t(length) / kPage * kPage);  // so that every chunk begins aligned
-        if (length * 1.5 >= double(message)) length = double(message);
-        const double finish = s->pace.rtt / 2 + (waiting + length) / rate;
-        const Offer offer{s.get(), finish, uint32_t(length)};
-        if (!first.stream || finish < first.finish) first = offer;
+        const Offer offer = offer_of(*s, load, message);
+        if (!first.stream || offer.finish < first.finish) first = offer;
         if (!free_to_write(*s)) continue;
-        const double limit = share + rate * s->pace.rtt;
-        if (waiting + length <= limit) {
-            if (!best.stream || finish < best.finish) best = offer;
+        if (offer.excess <= 0) {
+            if (!best.stream || offer.finish < best.finish) best = offer;
         } else {
-            const double excess = (waiting + length - limit) / draining(*s, rate) * 1e9;
-            soon = std::min(soon, excess);
-            late = std::max(late, excess);
+            const double drained = draining_ns(*s, offer.excess, offer.rate);
+            stall.soon = std::min(stall.soon, drained);
+            stall.late = std::max(stall.late, drained);
         }
-        dry = std::min(dry, waiting / draining(*s, rate) * 1e9);
+        stall.dry = std::min(stall.dry, draining_ns(*s, double(s->pace.most_queued()), offer.rate));
     }
     if (!best.stream && free_to_write(*first.stream)) {
         const Pace& p = first.stream->pace;
-        const double excess = double(p.most_queued()) - double(kFloor) - p.rate * p.rtt;
-        if (excess <= 0) {
+        const double excess = double(p.most_queued()) - double(Tuning::kFirstQueueBytes) - p.rate * p.rtt;
+        if (excess <= 0)
             best = first;
-        } else {
-            soon = std::min(soon, excess / draining(*first.stream, p.rate) * 1e9);
-        }
+        else
+            stall.soon = std::min(stall.soon, draining_ns(*first.stream, excess, p.rate));
     }
-    // Waking up costs more than writing: one look for several streams, but before any has lost a third of what it
-    // holds. Nor at once again: acknowledgements come for large segments, so that a queue stays as it is, then falls.
-    const double stall = std::max(soon, std::clamp(late, dry / 8, dry / 3));
-    room_at_ = now + std::clamp(int64_t(stall), kMinStall, kMaxStall);
+    room_at_ = now + stall.length();
     if (!best.stream)
         for (auto& s : streams) s->counters.stalls += free_to_write(*s);
     return {best.stream, best.length};
@@ -114,14 +138,15 @@ Schedule::Choice Schedule::choose(std::vector<std::unique_ptr<Stream>>& streams,
 // The quick stream again, if its path is fast and little waits in it.
 Schedule::Choice Schedule::stay(uint64_t message, int64_t now) {
     if (!free_to_write(*quick_)) return {};
-    if (quick_->pace.most_queued() > 0 && now - quick_->pace.looked >= kLook) look(*quick_, now);
+    if (quick_->pace.most_queued() > 0 && now - quick_->pace.looked >= Tuning::kLookIntervalNs) look(*quick_, now);
     if (!quick_->pace.fast) return {};
-    const uint64_t most = std::min(uint64_t(quick_->pace.delivery * kBrief), kAlone);
+    const auto brief = uint64_t(quick_->pace.delivery * Tuning::kFastQueueSeconds);
+    const uint64_t most = std::min(brief, uint64_t(Tuning::kFastQueueBytes));
     const uint64_t queued = quick_->pace.most_queued();
-    const uint64_t room = queued < most ? std::min<uint64_t>(most - queued, kMaxChunk) : 0;
+    const uint64_t room = queued < most ? std::min<uint64_t>(most - queued, Tuning::kMaxChunkBytes) : 0;
     if (room >= message) return {quick_, uint32_t(message)};
     if (room < most / 4) return {};
-    return {quick_, uint32_t(room / kPage * kPage)};
+    return {quick_, uint32_t(room / Tuning::kChunkAlignmentBytes * Tuning::kChunkAlignmentBytes)};
 }
 
 // Ask the kernel how much is still unacknowledged.
@@ -132,8 +157,8 @@ void Schedule::look(Stream& s, int64_t now) {
     s.pace.looked = now;
     s.pace.written_then = s.pace.written;
     s.counters.queued_max = std::max(s.counters.queued_max, s.pace.queued);
-    if (s.pace.queued <= kUnsaid) s.pace.ran_dry = true;
-    if (now - s.pace.sample_began >= kSample) sample(s, now);
+    if (s.pace.queued <= Tuning::kUnacknowledgedRestBytes) s.pace.ran_dry = true;
+    if (now - s.pace.sample_began >= Tuning::kSampleIntervalNs) sample(s, now);
 }
 
 // Bytes acknowledged per second since the last sample, not counting the time for which the receiver took nothing.
@@ -145,26 +170,26 @@ void Schedule::sample(Stream& s, int64_t now) {
     p.rtt = info.tcpi_min_rtt != ~0u ? info.tcpi_min_rtt * 1e-6 : info.tcpi_rtt * 1e-6;
     const uint64_t acknowledged = p.written - p.queued;
     const double elapsed = double(now - p.sample_began) * 1e-9;
-    const double delivery = double(info.tcpi_delivery_rate);
-    // Twice, and not far from what it has shown to us, because a shaper lets a burst pass after a pause.
-    p.fast = delivery >= kFast && p.delivery >= kFast && p.rate >= kFast / 2;
+    const double delivery = double(info.tcpi_delivery_rate), fast = Tuning::kFastPathBytesPerSecond;
+    // Seen twice, and not far from what the path has shown to us, because a shaper lets a burst pass after a pause.
+    p.fast = delivery >= fast && p.delivery >= fast && p.rate >= fast / 2;
     p.delivery = delivery;
     const double limited = double(info.tcpi_rwnd_limited - p.limited_then) * 1e-6;
     if (p.sample_began > 0 && acknowledged > p.acknowledged_then && elapsed < 1) {
         const double busy = std::max(elapsed - limited, elapsed / 4);
         const double rate = double(acknowledged - p.acknowledged_then) / busy;
-        const bool enough = !p.ran_dry || acknowledged - p.acknowledged_then >= kEnough;
+        const bool enough = !p.ran_dry || acknowledged - p.acknowledged_then >= Tuning::kTellingSampleBytes;
         if (p.rate <= 0)
             p.rate = enough ? rate : 0;
         else if (rate > p.rate)
-            p.rate += kFaster * (rate - p.rate);
+            p.rate += Tuning::kRiseWeight * (rate - p.rate);
         else if (!p.ran_dry)
-            p.rate += kSlower * (rate - p.rate);
+            p.rate += Tuning::kFallWeight * (rate - p.rate);
     }
     p.acknowledged_then = acknowledged;
     p.limited_then = info.tcpi_rwnd_limited;
     p.sample_began = now;
-    p.ran_dry = p.queued <= kUnsaid;
+    p.ran_dry = p.queued <= Tuning::kUnacknowledgedRestBytes;
 }
 
 }  // namespace bagua

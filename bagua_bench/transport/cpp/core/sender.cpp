@@ -1,4 +1,4 @@
-// The sending half of a connection: cuts messages into chunks, strictly in order, and gives each to a stream with room.
+#include "sender.h"
 
 #include <sys/uio.h>
 
@@ -6,68 +6,43 @@
 #include <cassert>
 #include <cerrno>
 
-#include "connection.h"
 #include "crc.h"
+#include "tuning.h"
 
 namespace bagua {
 
 namespace {
 
-constexpr int kChunksPerCall = 64;  // bounded work
-constexpr size_t kWorthLending = 256 << 10;  // bytes of a message for which a receipt costs less than a copy
-constexpr size_t kWorthSplicing = 16 << 10;  // of what is left of a chunk, for the same
-constexpr uint32_t kCached = 1 << 20;  // of a message that is likely to be in a cache still
-// What is larger comes from memory, and lending it leaves that to the receiver, who else finds in the cache what the
-// sender has copied. On paths faster than a core one chunk of so many is lent, which keeps both cores busy.
-constexpr unsigned kOneOf = 3;
-constexpr double kNear = 1e-3;  // seconds of a round trip
-constexpr size_t kOnePiece = 1024;  // bytes that are copied together sooner than the kernel gathers two pieces
+constexpr int kFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
 
-// Waiting for a receipt from so near costs nothing that would be noticed.
-bool near(const Stream& s) { return s.pace.rtt > 0 && s.pace.rtt <= kNear; }
+bool near(const Stream& s) { return s.pace.rtt > 0 && s.pace.rtt <= Tuning::kNearRoundTripSeconds; }
 
 }  // namespace
 
-// Hand header and payload to the kernel, from `done` on; what it took, or -1. `lent`: bytes offered without a copy.
-ssize_t Connection::push(const Stream& s, size_t* lent) {
-    constexpr int flags = MSG_DONTWAIT | MSG_NOSIGNAL;
-    const Outgoing& out = s.out;
-    const int fd = s.socket.fd();
-    const auto* head = reinterpret_cast<const unsigned char*>(&out.head);
-    unsigned char* data = out.request->data + out.head.offset;
-    const size_t whole = sizeof out.head + out.head.length;
-    if (whole <= kOnePiece) {
-        unsigned char piece[kOnePiece];
-        std::copy_n(data, out.head.length, std::copy_n(head, sizeof out.head, piece));
-        return ::send(fd, piece + out.done, whole - out.done, flags);
-    }
-    const size_t header = std::min(out.done, sizeof out.head), payload = out.done - header;
-    if (out.lend && out.head.length - payload >= kWorthSplicing) {
-        if (header < sizeof out.head) return ::send(fd, head + header, sizeof out.head - header, flags | MSG_MORE);
-        const ssize_t n = pages_.lend(fd, data + payload, out.head.length - payload, lent);
-        if (*lent > 0) return n;
-        settings_.zero_copy = false;  // no more receipts in vain
-    }
-    iovec parts[2] = {{const_cast<unsigned char*>(head) + header, sizeof out.head - header},
-                      {data + payload, out.head.length - payload}};
-    const int skip = parts[0].iov_len == 0;
-    msghdr message{};
-    message.msg_iov = parts + skip;
-    message.msg_iovlen = size_t(2 - skip);
-    return sendmsg(fd, &message, flags);
+Sender::Sender(Trunk& trunk, Connection* connection)
+    : trunk_(trunk), window_(connection), may_lend_(trunk.settings.zero_copy) {}
+
+Request* Sender::post(const void* data, uint32_t size, uint32_t tag) {
+    Request* r = window_.post(const_cast<void*>(data), size, tag);
+    if (!r) return nullptr;
+    unwritten_ += size;
+    wake_at_ = 0;
+    // A small message should be under way on return; a large one is cut when it is known what else is to go.
+    if (size <= Tuning::kSmallMessageBytes) pump();
+    return r;
 }
 
-bool Connection::pump_sends() {
-    if (pending_sends_ == 0) return false;
+bool Sender::pump() {
+    if (window_.pending() == 0) return false;
     bool moved = false;
-    for (auto& s : streams_)
+    for (auto& s : trunk_.streams)
         if (s->out.request && s->writable) moved |= write(*s);
     if (moved) wake_at_ = 0;
     if (wake_at_ && now_ns() < wake_at_) return false;
     wake_at_ = 0;
-    for (int i = 0; i < kChunksPerCall && status_ && cursor_ != next_send_; ++i) {
-        const Request& r = sends_[cursor_ % kWindow];
-        const Schedule::Choice choice = schedule_.choose(streams_, r.size - r.taken, unwritten_);
+    for (int i = 0; i < Tuning::kChunksPerCall && trunk_.status && cursor_ != window_.next(); ++i) {
+        const Request& r = window_.at(cursor_);
+        const Schedule::Choice choice = schedule_.choose(trunk_.streams, r.size - r.taken, unwritten_);
         if (!choice.stream) {
             wake_at_ = schedule_.room_at();
             break;
@@ -78,22 +53,43 @@ bool Connection::pump_sends() {
     return moved;
 }
 
-void Connection::take(Stream& s, uint32_t length) {
-    Request& r = sends_[cursor_ % kWindow];
+bool Sender::delivered(uint32_t sequence) {
+    Request& r = window_.at(sequence);
+    if (r.state != Request::State::pending || r.sequence != sequence || !r.receipt || r.moved != r.size) return false;
+    --awaited_;
+    window_.finish(r);
+    return true;
+}
+
+bool Sender::resting(int64_t now) const {
+    const auto writing = [](const auto& s) { return s->out.request != nullptr; };
+    const bool later = awaited_ == 0 && window_.pending() > 0 && now < wake_at_;
+    return later && std::none_of(trunk_.streams.begin(), trunk_.streams.end(), writing);
+}
+
+bool Sender::lends() const {
+    const auto lent = [](const Request& r) { return r.state == Request::State::pending && r.receipt; };
+    return std::any_of(window_.requests().begin(), window_.requests().end(), lent);
+}
+
+// Promise the next chunk to a stream.
+void Sender::take(Stream& s, uint32_t length) {
+    Request& r = window_.at(cursor_);
     assert(!s.out.request && length <= r.size - r.taken && (length > 0 || r.size == 0));
     s.out.request = &r;
     s.out.done = 0;
-    if (r.taken == 0) r.receipt = settings_.zero_copy && r.size >= kWorthLending && near(s);
-    s.out.lend = r.receipt && (!s.pace.fast || r.size <= kCached || ++turn_ % kOneOf == 0);
+    if (r.taken == 0) r.receipt = may_lend_ && r.size >= Tuning::kMinLentMessageBytes && near(s);
+    s.out.lend = r.receipt && (!s.pace.fast || r.size <= Tuning::kCachedMessageBytes ||
+                               ++turn_ % Tuning::kChunksPerLentChunk == 0);
     s.out.head = {r.sequence, r.taken, length, r.size, r.tag, 0, r.receipt, {}};
-    if (settings_.crc) s.out.head.crc = crc32c(0, r.data + r.taken, length);
+    if (trunk_.settings.crc) s.out.head.crc = crc32c(0, r.data + r.taken, length);
     r.taken += length;
     unwritten_ -= length;
     if (r.taken == r.size) ++cursor_;
 }
 
-// Write the stream's chunk, as much as the kernel takes.
-bool Connection::write(Stream& s) {
+// Write the stream's chunk, as much of it as the kernel takes.
+bool Sender::write(Stream& s) {
     Outgoing& out = s.out;
     const size_t whole = sizeof out.head + out.head.length;
     const size_t before = out.done;
@@ -103,7 +99,7 @@ bool Connection::write(Stream& s) {
         if (n < 0 && errno == EINTR) continue;
         const bool full = n < 0 && (errno == EAGAIN || errno == ENOBUFS);
         if (n < 0 && !full) {
-            stream_failed(s, errno);
+            trunk_.fail(s, errno);
             return true;
         }
         if (n > 0) {
@@ -117,17 +113,59 @@ bool Connection::write(Stream& s) {
             break;
         }
     }
-    if (out.done == whole) {
-        Request& r = *out.request;
-        out.request = nullptr;
-        s.counters.bytes_sent += out.head.length;
-        ++s.counters.chunks_sent;
-        r.moved += out.head.length;
-        const bool written = r.moved == r.size && r.taken == r.size;
-        if (written && r.receipt) ++awaited_;
-        if (written && !r.receipt) finish(r);
+    const bool moved = out.done > before;
+    if (out.done == whole) written(s);
+    return moved;
+}
+
+// The kernel has the whole chunk.
+void Sender::written(Stream& s) {
+    Outgoing& out = s.out;
+    Request& r = *out.request;
+    out.request = nullptr;
+    s.counters.bytes_sent += out.head.length;
+    ++s.counters.chunks_sent;
+    r.moved += out.head.length;
+    if (r.moved < r.size || r.taken < r.size) return;
+    if (r.receipt)
+        ++awaited_;
+    else
+        window_.finish(r);
+}
+
+// Hand header and payload to the kernel, from `done` on; what it took, or -1. `lent`: bytes offered without a copy.
+ssize_t Sender::push(const Stream& s, size_t* lent) {
+    const Outgoing& out = s.out;
+    const int fd = s.socket.fd();
+    const auto* head = reinterpret_cast<const unsigned char*>(&out.head);
+    unsigned char* data = out.request->data + out.head.offset;
+    const size_t whole = sizeof out.head + out.head.length;
+    if (whole <= Tuning::kCopiedTogetherBytes) {
+        unsigned char piece[Tuning::kCopiedTogetherBytes];
+        std::copy_n(data, out.head.length, std::copy_n(head, sizeof out.head, piece));
+        return ::send(fd, piece + out.done, whole - out.done, kFlags);
     }
-    return out.done > before;
+    const size_t header = std::min(out.done, sizeof out.head), payload = out.done - header;
+    if (out.lend && out.head.length - payload >= Tuning::kMinLentRestBytes) {
+        if (header < sizeof out.head) return ::send(fd, head + header, sizeof out.head - header, kFlags | MSG_MORE);
+        const ssize_t n = pages_.lend(fd, data + payload, out.head.length - payload, lent);
+        if (*lent > 0) return n;
+        may_lend_ = false;  // no more receipts in vain
+    }
+    return push_parts(s, header, payload);
+}
+
+// The rest of the header and of the payload, with a copy.
+ssize_t Sender::push_parts(const Stream& s, size_t header, size_t payload) {
+    const Outgoing& out = s.out;
+    auto* head = reinterpret_cast<unsigned char*>(const_cast<ChunkHeader*>(&out.head));
+    iovec parts[2] = {{head + header, sizeof out.head - header},
+                      {out.request->data + out.head.offset + payload, out.head.length - payload}};
+    const int skip = parts[0].iov_len == 0;
+    msghdr message{};
+    message.msg_iov = parts + skip;
+    message.msg_iovlen = size_t(2 - skip);
+    return sendmsg(s.socket.fd(), &message, kFlags);
 }
 
 }  // namespace bagua

@@ -52,9 +52,10 @@ struct Interface {
     int speed = 0;  // Mbit/s
 };
 
-// The interfaces that `names` chooses, in the machine's order: a comma list of prefixes, "=" first for exact names, "^"
-// first to exclude. Empty: the first that is up and neither loopback nor docker's. Loopback only when named. `family`
-// is AF_INET, AF_INET6 or AF_UNSPEC. At most kMaxInterfaces.
+// The interfaces that `names` chooses, at most kMaxInterfaces, in the machine's order. `names` is a comma-separated
+// list of prefixes; a leading "=" makes them exact names, a leading "^" excludes them. If it is empty, the choice is
+// the first interface that is up and neither loopback nor docker's. Loopback must be named. `family` is AF_INET,
+// AF_INET6 or AF_UNSPEC.
 std::vector<Interface> find_interfaces(const std::string& names, int family);
 
 // A listening, non-blocking socket on exactly this address, any port.
@@ -63,14 +64,15 @@ Status listen_on(const Interface& interface, Socket* out, Address* bound);
 // Begin to connect without blocking, from this interface if the families agree.
 Status begin_connect(const Interface& from, const Address& to, Socket* out);
 
-// No delay for small messages; the kernel reports a dead path of an idle stream within `timeout_ns`.
+// Have small messages sent without delay, and a dead path of an idle stream reported within `timeout_ns`.
 void tune(int fd, int64_t timeout_ns);
 
-// Acknowledgements of small messages wait for data that goes back, or for one another: alone, each takes time on both
-// sides that the next message waits for. The kernel forgets it when its timer for delayed acknowledgements fires.
+// Have acknowledgements of small messages wait for data that goes back, or for one another: each one sent alone takes
+// time on both sides, and the next message waits for it. The kernel forgets this when its timer for delayed
+// acknowledgements fires.
 void save_acknowledgements(int fd);
 
-// End a connection: after what is queued, or at once and with a reset.
+// End a connection: shut() after what is queued, reset() at once.
 void shut(int fd);
 void reset(int fd);
 

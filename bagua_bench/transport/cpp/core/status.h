@@ -1,4 +1,4 @@
-// Results, time and the log: shared by everything.
+// Results, time and the log, shared by everything.
 
 #pragma once
 
@@ -21,7 +21,7 @@ struct Status {
 
 enum class Level { warning = 2, info = 3 };
 
-// Where lines for the user go; set once by the face.
+// Receives lines for the user; set once, by the face.
 using Log = std::function<void(Level, const std::string&)>;
 
 inline int64_t now_ns() {

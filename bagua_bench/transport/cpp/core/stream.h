@@ -1,4 +1,4 @@
-// One TCP connection of several: what is being written to it and read from it, how fast it drains, what it counted.
+// One TCP connection of several: what is being written to it and read from it, how fast it drains, and its counters.
 
 #pragma once
 
@@ -13,7 +13,7 @@ struct Request;
 
 struct Counters {
     uint64_t bytes_sent = 0, bytes_zero_copy = 0, chunks_sent = 0, bytes_received = 0, chunks_received = 0;
-    uint64_t stalls = 0;  // times that it had to wait: kernel's queue full, or above its own cap
+    uint64_t stalls = 0;  // times that it had to wait: the kernel's queue was full, or it held as much as it may
     uint64_t parked = 0;  // times that a chunk arrived before its buffer was posted
     uint64_t queued_max = 0;
 };
@@ -34,7 +34,7 @@ struct Incoming {
     uint32_t crc = 0;
 };
 
-// How fast the stream drains and what waits in it: see schedule.h.
+// How fast the stream drains and how much waits in it: see schedule.h.
 struct Pace {
     double rate = 0;  // bytes/s while busy; 0 = not known yet
     double delivery = 0;  // bytes/s of the path, as the kernel sees it
@@ -51,22 +51,22 @@ struct Pace {
 };
 
 struct Stream {
-    // One small message, and room to see that nothing follows: a full buffer would have to be asked once more.
+    // Room for one small message and to see that nothing follows: after a full read the kernel must be asked again.
     static constexpr size_t kStage = 8192 + 2 * sizeof(ChunkHeader);
 
     Socket socket;
     int index = 0;
     std::string where;  // interface and peer
     bool readable = true, writable = true;  // until the kernel says otherwise
-    bool closed = false;  // the peer closed it; there may still be bytes to read
-    bool ended = false;  // ... and there are none
+    bool closed = false;  // by the peer; there may still be bytes to read
+    bool ended = false;  // closed, and all bytes are read
     int awaited = 1;  // bytes that the kernel should have before it wakes us
     bool parked = false;  // the header at hand belongs to a message that is not posted yet
     Outgoing out;
     Incoming in;
     Pace pace;
     Counters counters;
-    // Bytes read ahead: one system call brings header and payload.
+    // Bytes that were read ahead, because one system call should bring header and payload.
     size_t stage_begin = 0, stage_end = 0;
     unsigned char stage[kStage];
     size_t staged() const { return stage_end - stage_begin; }

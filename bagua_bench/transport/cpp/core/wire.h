@@ -18,23 +18,23 @@ constexpr int kMaxInterfaces = 3;  // as many addresses as a handle holds
 constexpr uint32_t kMaxMessage = 1u << 30;
 constexpr size_t kDigest = 32, kNonce = 32, kToken = 32, kId = 8;
 
-// In front of every chunk, on the chunk's own stream: the receiver needs nothing else to put it in place.
+// Goes in front of every chunk, on the chunk's own stream; the receiver needs nothing else to put it in place.
 struct ChunkHeader {
     uint32_t sequence;  // number of the message on this connection and direction; wraps
     uint32_t offset, length;
     uint32_t total;  // size of the whole message
     uint32_t tag;
-    uint32_t crc;  // CRC-32C of the payload, 0 if the connection does without
+    uint32_t crc;  // CRC-32C of the payload; 0 on a connection without checksums
     uint32_t receipt;  // 1: the sender waits to hear that the whole message has arrived
     uint32_t unused[9];  // keeps payloads aligned as their buffers are: the kernel copies half as fast otherwise
 };
 static_assert(sizeof(ChunkHeader) == 64, "wire format");
 
-// Connecting side first: which stream of which connection this socket wants to be.
+// Sent first, by the connecting side: which stream of which connection this socket wants to be.
 struct Hello {
     uint64_t magic;
-    uint16_t version, crc, streams, index;  // streams: the receipts; streams + 1: the pulse
-    uint64_t name;  // chosen by the caller's face
+    uint16_t version, crc, streams, index;  // index `streams` is the receipts, `streams` + 1 the pulse
+    uint64_t name;  // chosen by the caller
     uint8_t id[kId];  // random, common to the sockets of one connection
     uint8_t nonce[kNonce];
 };

@@ -11,7 +11,7 @@ namespace bagua {
 
 namespace {
 
-constexpr int kPipe = 1 << 20;  // bytes' worth of pages; the most that a user may have without asking
+constexpr int kPipe = 1 << 20;  // bytes' worth of pages; the most that Linux allows every user
 
 // splice() has no MSG_NOSIGNAL: a peer that closed must not kill the process.
 class NoBrokenPipe {
@@ -49,7 +49,7 @@ void PagePipe::open() {
     if (refused_) return;
     out_ = Socket(ends[0]);
     in_ = Socket(ends[1]);
-    fcntl(in_.fd(), F_SETPIPE_SZ, kPipe);  // or what it has: 64 KiB, less for a user with many pipes
+    fcntl(in_.fd(), F_SETPIPE_SZ, kPipe);  // if refused, it stays at 64 KiB, or less for a user with many pipes
 }
 
 ssize_t PagePipe::lend(int fd, void* data, size_t size, size_t* lent) {
@@ -70,7 +70,7 @@ ssize_t PagePipe::lend(int fd, void* data, size_t size, size_t* lent) {
         sent += size_t(n);
     }
     const int error = errno;
-    if (sent < *lent) open();  // the rest is offered again later, maybe to another stream's turn first
+    if (sent < *lent) open();  // the rest is offered again later, perhaps after another stream's turn
     errno = error;
     return sent > 0 ? ssize_t(sent) : -1;
 }

@@ -59,7 +59,7 @@ void* opened(std::unique_ptr<Comm> comm) {
     return comm.release();
 }
 
-// NCCL sees one of the three states; a finished or failed request is free again.
+// NCCL learns whether the request is pending, done or failed; a finished one is free again.
 Result take_result(Comm& comm, Request& r, int* done, int* sizes) {
     Connection& c = *comm.connection;
     if (r.state == Request::State::pending && !comm.helper) c.progress();

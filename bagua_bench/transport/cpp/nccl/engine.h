@@ -1,4 +1,4 @@
-// What all versions of NCCL's interface share: devices, comms and requests over the core, guarded by locks.
+// The part that all versions of NCCL's interface share: devices, comms and requests over the core, guarded by locks.
 
 #pragma once
 
@@ -19,7 +19,7 @@ Result send(void* comm, void* data, size_t size, void** request);
 Result receive(void* comm, int n, void** data, size_t size, void** request);
 Result test(void* request, int* done, int* sizes);
 int report_comm(void* comm, StreamReport* out, int most);
-// The same of comm number `index` of those that are open now, with its peer's address; -1 if there are not so many.
+// The same for comm number `index` of those open now, with its peer's address; -1 if there are fewer.
 int report_open(int index, StreamReport* out, int most, char* peer, size_t room);
 Result close_comm(void* comm);
 Result close_listener(void* listener);

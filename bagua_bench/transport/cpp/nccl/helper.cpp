@@ -12,7 +12,7 @@ using namespace bagua;
 
 namespace {
 
-constexpr int64_t kNap = 100 * kMillisecond;  // the longest sleep: then the signs of life are looked at again
+constexpr int64_t kNap = 100 * kMillisecond;  // the longest sleep, after which the signs of life are checked
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// A thread that moves what is pending on its comms, so that their callers may sleep between two tests. It sleeps itself
-// until there is something to move.
+// A thread that moves what is pending on its comms, so that their callers may sleep between two tests. The thread
+// itself sleeps until there is something to move.
 
 #pragma once
 
@@ -21,8 +21,8 @@ struct Comm {
     Helper* helper = nullptr;  // null: progress is made in the caller's test()
 };
 
-// Lives as long as the plugin; the thread is there while there are comms. Locks are taken in the order of declaration,
-// a comm's last.
+// Lives as long as the plugin; its thread exists while there are comms. Locks are taken in the order in which they are
+// declared, a comm's last.
 class Helper {
   public:
     Helper();
@@ -30,10 +30,10 @@ class Helper {
     Helper& operator=(const Helper&) = delete;
 
     void add(Comm* comm);
-    // The comm is not touched any more on return.
+    // On return the comm is not touched any more.
     void remove(Comm* comm);
 
-    // What a caller holds while it posts to a comm: the thread lets it go first and looks at the comm afterwards.
+    // Held by a caller while it posts to a comm: the thread lets the caller go first and looks at the comm afterwards.
     class Posting {
       public:
         explicit Posting(Comm& comm);

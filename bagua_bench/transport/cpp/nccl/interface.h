@@ -1,5 +1,5 @@
-// NCCL's network plugin interface, versions 6 to 12, as far as a plugin for host memory needs it. Written
-// from the facts of the interface; the sizes are checked.
+// NCCL's network plugin interface, versions 6 to 12, as far as a plugin for host memory needs it. Written from the
+// facts of the interface; the compiler checks the sizes.
 
 #pragma once
 
@@ -79,7 +79,7 @@ struct PropertiesV12 {
 };
 static_assert(sizeof(PropertiesV12) == 128, "ABI");
 
-// What a version's functions take; every version says only how it differs from the one before it.
+// Argument types of a version's functions; every version declares only its differences from the one before.
 struct V6 {
     using Properties = PropertiesV6;
     using Init = Result(Logger);

@@ -33,7 +33,7 @@ Result get_properties(int dev, Properties* out) {
 }
 Result get_properties(int dev, PropertiesV12* out) { return describe(dev, out); }
 
-// One name for what versions give other arguments: each table takes the one of its type.
+// Overloads for functions that take other arguments in other versions; each table picks those of its types.
 Result init(Logger logger) { return start(logger); }
 Result init(Logger logger, Profiler) { return start(logger); }
 Result init(void** context, uint64_t, void*, Logger logger, Profiler) {
@@ -42,7 +42,7 @@ Result init(void** context, uint64_t, void*, Logger logger, Profiler) {
 }
 Result finalize(void*) { return kSuccess; }
 
-using nccl::accept, nccl::connect, nccl::listen;  // beside which stand the other versions
+using nccl::accept, nccl::connect, nccl::listen;  // overloaded below for other versions
 Result listen(void*, int dev, void* handle, void** out) { return listen(dev, handle, out); }
 Result connect(int dev, void* handle, void** out, void**) { return connect(dev, handle, out); }
 Result connect(int dev, void*, void* handle, void** out, void**) { return connect(dev, handle, out); }
@@ -98,7 +98,7 @@ EXPORT const NetV12 ncclNetPlugin_v12 = {functions<V12>(), {}, {}, {finalize, nu
 
 // The counters of a comm that this plugin made, per stream; the number of streams.
 EXPORT int bagua_net_comm_report(void* comm, StreamReport* out, int most) { return report_comm(comm, out, most); }
-// The same for every comm that is open in this process, whoever opened it: see engine.h.
+// The same for every comm that is open in this process, whoever opened it; see engine.h.
 EXPORT int bagua_net_open_comm_report(int index, StreamReport* out, int most, char* peer, size_t room) {
     return report_open(index, out, most, peer, room);
 }
