@@ -1,7 +1,7 @@
-"""Tests the backend netem with the kernel's own `tc netem`, wherever that is (make test-netem).
+"""Tests the backend netem with the kernel's own `tc netem`, wherever that can be had (make test-netem).
 
-On this kernel if it has netem; else in a User Mode Linux guest, which boots in a second, needs no rights and sees the
-files of the host; else not at all, with the reason.
+If this kernel lacks netem, the tests run in a User Mode Linux guest, which boots in a second, needs no rights and sees
+the files of the host. If there is no guest either, nothing is tested, and the reason is printed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def tests(folder: Path) -> int:
 
 
 def objects() -> list[Path]:
-    """The guest's modules in the order to load them, from the list of what each needs."""
+    """The guest's kernel modules in the order in which to load them, dependencies first."""
     listed = next(MODULES.glob("*/modules.dep"))
     lines = [line.replace(":", "").split() for line in listed.read_text().splitlines()]
     files = [file for line in lines if Path(line[0]).stem in LOADED for file in reversed(line)]
@@ -67,7 +67,7 @@ def objects() -> list[Path]:
 
 
 def accuracy(folder: Path) -> int:
-    """The table of how exactly the kernel shapes; FOLDER receives the records."""
+    """Measure how exactly the kernel shapes; FOLDER receives the records."""
     command = [sys.executable, "-m", "bagua_bench.network", "accuracy", "--backend=netem", f"--results={folder}"]
     return subprocess.run(command, cwd=HOME).returncode
 
@@ -80,7 +80,7 @@ def lossy(folder: Path) -> int:
 
 
 def boot(arguments: list[str], folder: Path) -> int:
-    """Run this module as root of a guest; its exit code. FOLDER is for what host and guest tell each other."""
+    """Run this module as root of a guest; its exit code. Host and guest exchange files through FOLDER."""
     begin = folder / "init.sh"
     begin.write_text(
         "\n".join(
@@ -88,7 +88,7 @@ def boot(arguments: list[str], folder: Path) -> int:
                 "#!/bin/sh",
                 "mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /run",
                 "mkdir /run/tmp; ip link set lo up",
-                "echo 100000 > /proc/sys/net/core/netdev_max_backlog",  # no loss but netem's
+                "echo 100000 > /proc/sys/net/core/netdev_max_backlog",  # no loss except netem's
                 *(f"insmod {path}" for path in objects()),
                 f"export PATH={SBIN} HOME={Path.home()} TMPDIR=/run/tmp TERM=dumb",
                 f"cd {HOME} && {sys.executable} -m tools.guest {shlex.join(arguments)} 2>&1; echo $? > {folder}/code",
@@ -98,8 +98,8 @@ def boot(arguments: list[str], folder: Path) -> int:
     )
     begin.chmod(0o755)
     options = ["rootfstype=hostfs", "rootflags=/", "rw", "mem=3072M", "con=null", "con0=fd:0,fd:1", "quiet"]
-    # On one core, because at every system call of the guest its kernel and its process take turns: to wake another core
-    # for that takes longer than the call, and all guest time is spent on it.
+    # On one core, because the guest's kernel and its process take turns at every system call. Waking another core for
+    # that takes longer than the call itself, and the guest would spend all its time on it.
     one = ["taskset", "--cpu-list", str(max(os.sched_getaffinity(0)))]
     registers = folder / "registers.so"
     subprocess.run(["gcc", "-O2", "-fPIC", "-shared", "-Wl,-z,now", REGISTERS, "-o", registers], check=True)

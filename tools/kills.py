@@ -1,4 +1,4 @@
-"""Kills parts of shaped runs at random moments and looks for what remains: `python -m tools.kills [NUMBER] [SEED]`.
+"""Kills parts of shaped runs at random moments and looks for traces: `python -m tools.kills [NUMBER] [SEED]`.
 
 The runs belong to one campaign, which every run resumes. Exit code 0 if, after every kill and the next start, this
 machine is as before, no line of the records is torn, and the campaign has done every round once.
@@ -33,7 +33,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGINT)
 
 
 def kill_one(folder: Path, rng: random.Random) -> str:
-    """Start the campaign, kill a part of it at a random moment, wait for the end; what was done, in words."""
+    """Start the campaign, kill a part of it at a random moment, wait for the end; what was done as text."""
     known = len(lines(folder))
     parent = start(folder, *CAMPAIGN, "campaign.rounds=1000")
     kind, by, began = rng.choice(list(VICTIMS)), rng.choice(SIGNALS), time.monotonic()
@@ -83,19 +83,19 @@ def wait(condition: Callable[[], bool]) -> bool:
 
 
 def wait_for(find: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
-    """What is found in time; AssertionError if it is nothing."""
+    """The processes found in time; AssertionError if there are none."""
     assert wait(lambda: bool(find()))
     return find() or wait_for(find)
 
 
 def clear() -> None:
-    """What every start begins with: what killed processes left goes."""
+    """Remove what killed processes left behind, as every start of the suite does."""
     namespaces.clear_stale()
     owner.folder().cleanup()
 
 
 def problems(folder: Path, before: dict[str, list[str]]) -> list[str]:
-    """What is wrong after a kill and `clear`."""
+    """Problems after a kill and `clear`."""
     found = []
     if not wait(lambda: traces()["processes"] == before["processes"]):
         found.append(f"processes: {traces()['processes']}")
@@ -112,7 +112,7 @@ def problems(folder: Path, before: dict[str, list[str]]) -> list[str]:
 
 
 def resume(folder: Path) -> list[str]:
-    """Have the campaign finish one round more than were done; what is wrong with its records then."""
+    """Have the campaign finish one more round than are done; problems of its records then."""
     rounds = 1 + len({r["round"] for r in recorded(folder, "quick") if r["status"] == "done"})
     done = bench(folder, *CAMPAIGN, f"campaign.rounds={rounds}")
     counted = Counter(r["round"] for r in recorded(folder, "quick") if r["status"] == "done")

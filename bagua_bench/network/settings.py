@@ -1,4 +1,4 @@
-"""What may be asked of a network, and the step from texts with units to plain values."""
+"""Checks what is asked of a network, and turns texts with units into plain values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_RATE = 8000  # bits/s
 def to_plain(network: dict[str, Any], cluster: dict[str, Any]) -> None:
     """Turn the texts of the groups `network` and `cluster` into bits/s, seconds, bytes and fractions, in place.
 
-    The backend becomes `none` where nothing is asked for. ValueError for what cannot be read.
+    The backend becomes `none` if nothing is asked for. ValueError for a text that cannot be read.
     """
     network |= _plain_link("network", {key: network[key] for key in LINK_KEYS})
     network["tcp_window"] = int(units.parse("network.tcp_window", network["tcp_window"], units.BYTES))
@@ -39,7 +39,7 @@ def to_plain(network: dict[str, Any], cluster: dict[str, Any]) -> None:
 
 
 def _asked(network: dict[str, Any], cluster: dict[str, Any]) -> str:
-    """The first setting of a link that asks for something, as the user would write it; empty if there is none."""
+    """The first setting that asks for something, as the user would write it; empty if there is none."""
     for path, link in [("network", network), *((f"cluster.server.{k}", v) for k, v in cluster["server"].items())]:
         for key in LINK_KEYS:
             if link.get(key):
@@ -48,7 +48,7 @@ def _asked(network: dict[str, Any], cluster: dict[str, Any]) -> str:
 
 
 def problems(cell: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with the groups `network` and `cluster`, one line each."""
+    """Problems of the groups `network` and `cluster`, one line each."""
     network, cluster = cell["network"], cell["cluster"]
     asked = _asked(network, cluster)
     real = cell["mode"] != "simulate"
@@ -80,7 +80,7 @@ def _link_problems(path: str, given: dict[str, Any], link: dict[str, Any]) -> It
     if link["jitter"] and link["bandwidth"] is None:
         yield (
             f"{path}.jitter={text('jitter', link['jitter'])}: needs network.bandwidth, "
-            "as packets would overtake each other without a link that carries one at a time"
+            "because packets would overtake each other without a link that carries one at a time"
         )
 
 
@@ -90,7 +90,7 @@ def _not_below(path: str, number: str, limit: int) -> Iterator[str]:
 
 
 def text(key: str, value: float) -> str:
-    """The value of a key of LINK_KEYS as one writes it: ('latency', 0.005) is '5ms'."""
+    """The value of a key of LINK_KEYS as a user writes it: ('latency', 0.005) is '5ms'."""
     return units.text(value, _UNITS[key])
 
 

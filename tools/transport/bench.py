@@ -52,8 +52,8 @@ def site(
 ) -> Iterator[tuple[tuple[Sequence[str], Sequence[str]], str, str, shaped.Site | None]]:
     """Prefixes of both processes, interface, the receiver's address, and the sending side if there are namespaces.
 
-    `own_cores`: each process stays on a core of its own, as on two machines; else CPU times depend on whether the
-    scheduler puts both on one.
+    `own_cores`: each process stays on a core of its own, as on two machines. Otherwise CPU times depend on whether the
+    scheduler puts both on one core.
     """
     if not veth:
         yield ((), ()), "lo", "127.0.0.1", None
@@ -100,7 +100,7 @@ def streams(
 
 
 def sample(name: str, size: int, window: int, number: int, both: tuple[dict[str, Any], dict[str, Any]]) -> Sample:
-    """From what the sender and the receiver saw."""
+    """A sample from the outcomes of sender and receiver."""
     sent, got = both
     if not got["seconds"] or not sent["bytes"]:
         raise HarnessError(f"{name}: nothing was measured; more messages are needed")
@@ -111,7 +111,7 @@ def sample(name: str, size: int, window: int, number: int, both: tuple[dict[str,
 def latencies(
     harness: Path, plugin: Plugin, sizes: Sequence[int], rounds: int = 1, count: int = 5000, veth: bool = True
 ) -> Iterator[Sample]:
-    """Half round trips with callers that spin, each on a core of its own unless over lo."""
+    """Half round trips with callers that spin, each on a core of its own except over lo."""
     with site(veth, own_cores=True) as (prefixes, interface, address, _):
         variables = {"NCCL_SOCKET_IFNAME": interface, **plugin.environment}
         for number in range(rounds):

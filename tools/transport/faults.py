@@ -1,4 +1,4 @@
-"""Random faults: whatever happens to a peer or a path, a transfer ends in whole data or in an error in time."""
+"""Random faults of peers and paths: a transfer must end in whole data, or in an error in time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ KINDS = ("kill sender", "kill receiver", "stop sender", "stop receiver", "reset 
 TIMEOUT = 2.0
 """Seconds that the transport is given; its default is 10."""
 _SLACK = 1.0  # seconds: these machines are busy
-_AT_ONCE = 1.0  # seconds in which a death that the kernel reports must be noticed
+_AT_ONCE = 1.0  # seconds within which a death that the kernel reports must be noticed
 
 
 @dataclass
 class Fault:
-    """What was done and what the surviving sides made of it."""
+    """A fault, and the outcomes on the surviving sides."""
 
     kind: str
     after: float  # seconds from the start of the transfer

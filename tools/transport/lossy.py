@@ -1,6 +1,6 @@
 """A path with delay and loss: several streams against one plain connection, over the backend that this machine has.
 
-The group of ranks behind the torch backend, whose callers wait, as those of the plain connection do.
+It measures the group of ranks behind the torch backend, whose callers wait, as those of the plain connection do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tools.transport.bench import PLAIN, Sample
 from tools.transport.pair import GROUP, Pair
 
 RATE, DELAY = 1e9, 5e-3  # bit/s; seconds each way
-LOSSES = {0.0: 150, 0.001: 40, 0.01: 20}  # share of packets: messages; a lost packet makes a connection slow
+LOSSES = {0.0: 150, 0.001: 40, 0.01: 20}  # share of packets lost -> messages; fewer where connections are slow
 CONTROLS = ("reno", "cubic")
 _SIZE, _WINDOW = 2**20, 4
 _STREAMS = "4"

@@ -24,8 +24,8 @@ _FLOWS = {
     "four equal flows, helper thread": (1.6e9,) * 4,
 }
 _LINKS = {"one link": 6.4e9, "one link, helper thread": 6.4e9, "one link, torch face": 6.4e9}
-_HELPED = ", helper thread"  # the caller sleeps a millisecond then, else 20 us
-_FACE = ", torch face"  # the group behind the torch backend, not NCCL's plugin; the caller waits in it
+_HELPED = ", helper thread"  # the caller sleeps for a millisecond then, otherwise for 20 us
+_FACE = ", torch face"  # drives the group behind the torch backend, not NCCL's plugin; the caller waits in it
 _SECONDS = 1.0  # that a transfer should take
 _IPERF3 = 128 << 10  # bytes that iperf3 writes at once
 _TORCH: dict[str, dict[str, Any]] = {
@@ -39,11 +39,11 @@ _TORCH: dict[str, dict[str, Any]] = {
     "torch 4 ranks 1gbit": {"link": 1e9, "per_site": 2},
 }
 CASES = (*_FLOWS, *_LINKS, "unlimited", "latency", "latency, torch face", *_TORCH)
-IMPAIRED = "delay and loss"  # takes longer than all others: only by name
+IMPAIRED = "delay and loss"  # takes longer than all others, so it runs only by name
 
 
 def run(case: str, rounds: int) -> dict[str, Any]:
-    """Measure one case; the record says what was measured, with what, and how it compares."""
+    """Measure one case and compare it with its baseline."""
     calls: dict[str, Callable[[int], dict[str, Any]]] = {
         "unlimited": _unlimited,
         "latency": lambda r: _latency(r, _plugin(4)),
@@ -125,7 +125,7 @@ def _torch(rounds: int, **network: Any) -> dict[str, Any]:
 
 
 def lines(record: dict[str, Any]) -> Iterator[str]:
-    """The record for a reader."""
+    """The record as lines for a reader."""
     for row in record["summary"]:
         if "loss" in row:
             yield (

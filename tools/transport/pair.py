@@ -16,7 +16,7 @@ _WORKER = Path(__file__).with_name("worker.py")
 
 
 class HarnessError(RuntimeError):
-    """A worker ended, or answered something else than success."""
+    """A worker ended, or its answer was not success."""
 
 
 class Process:

@@ -32,7 +32,7 @@ class Site:
 
     @property
     def prefix(self) -> list[str]:
-        """What to put in front of a command so that it runs inside."""
+        """Words to put in front of a command so that it runs inside."""
         return ["ip", "netns", "exec", self.namespace]
 
 
@@ -56,7 +56,7 @@ def unavailable() -> str | None:
 
 @contextmanager
 def pair(links: int = 1, probe: bool = False) -> Iterator[tuple[Site, Site]]:
-    """Make both sites, joined by `links` veth pairs (bb0, bb1, ...); gone on leaving."""
+    """Two sites joined by `links` veth pairs (bb0, bb1, ...); they are deleted on leaving."""
     tag = f"bb{os.getpid()}{'p' if probe else ''}"
     sites = (Site(f"{tag}a", "bb0", "10.97.0.1"), Site(f"{tag}b", "bb0", "10.97.0.2"))
     try:
@@ -79,7 +79,7 @@ def pair(links: int = 1, probe: bool = False) -> Iterator[tuple[Site, Site]]:
 
 
 def await_carrier(sites: Sequence[Site], links: int = 1) -> None:
-    """The kernel tells of a new link a moment after it is up."""
+    """Wait for the links: the kernel reports a new one only a moment after it is up."""
     end = time.monotonic() + 5
     for site in sites:
         while site.run("ip", "-o", "link", "show", "up").count("state UP") < links and time.monotonic() < end:
@@ -87,7 +87,7 @@ def await_carrier(sites: Sequence[Site], links: int = 1) -> None:
 
 
 def limit_flows(site: Site, rates: dict[int, float], others: float | None = None, interface: str = "bb0") -> None:
-    """Limit what leaves the site by source port (port -> bit/s), and the rest together (None: not at all)."""
+    """Limit outgoing flows by source port (port -> bit/s), and all others together (None: not at all)."""
     tc = ["tc", "-batch", "-"]
     rest = f"{others:.0f}bit" if others else _FAST
     burst = "burst 256k cburst 256k" if others else "burst 4m cburst 4m"

@@ -1,4 +1,4 @@
-"""A listener under attack, and an honest peer that must not notice."""
+"""A listener under attack, and honest peers that must not notice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAN = {"size": 100_000, "count": 20, "window": 4, "check": 5}
 
 @dataclass
 class Siege:
-    """What happened; `lost` jobs and `joined` strangers must be 0, descriptors and threads the same."""
+    """Counts of one siege. `lost` jobs and `joined` strangers must be 0, descriptors and threads the same as before."""
 
     hostile: int = 0
     honest: int = 0

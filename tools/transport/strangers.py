@@ -25,7 +25,7 @@ _PATIENCE = 5.0  # seconds for an answer
 
 @dataclass
 class Target:
-    """What a listener's handle says."""
+    """The address and the token in a listener's handle."""
 
     host: str
     port: int
@@ -50,7 +50,7 @@ def hello(index: int, streams: int, identity: bytes, magic: int = MAGIC, version
 
 
 def proof(token: bytes, role: bytes, first: bytes, nonce: bytes, secret: bytes = b"") -> bytes:
-    """What a side sends to show that it knows the key."""
+    """The bytes by which a side shows that it knows the key."""
     key = hmac.digest(secret, token, hashlib.sha256)
     return hmac.digest(key, role.ljust(8, b"\0") + first + nonce, hashlib.sha256)
 
@@ -110,7 +110,7 @@ class Fuzzer:
         self.recorded = first + proof(target.token, b"connect", first, challenge[:32])
 
     def attack(self, target: Target) -> None:
-        """One hostile connection; what the listener answers does not matter."""
+        """One hostile connection; the listener's answer does not matter."""
         with contextlib.suppress(OSError):
             s = target.connect()
             keep = self.random.choice(self.kinds)(s)
@@ -171,7 +171,7 @@ class Fuzzer:
         return False
 
     def bad_chunk(self, posted: int, sequence: int) -> bytes:
-        """A header (and payload) that no peer of good will sends while one buffer of `posted` bytes is open."""
+        """A header (and payload) that no honest peer sends while one buffer of `posted` bytes is open."""
         r = self.random
         big = r.choice((posted + 1, 2**31, 2**32 - 1))
         headers = (

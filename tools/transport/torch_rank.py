@@ -20,11 +20,11 @@ _SETTLE = 0.005  # seconds; gloo's thread spins for one or two milliseconds afte
 
 
 def main() -> None:
-    """Connect, say so, then measure what stdin asks for: {"bytes": n, "repeat": k, "rounds": r}.
+    """Connect, print that it is ready, then serve requests on stdin: {"bytes": n, "repeat": k, "rounds": r}.
 
     In a round each backend has its turn: a pause for the other's threads, an operation that is not counted, then
-    `repeat` of them at once, whose mean counts. Nothing pauses between them: a limited link saves up for a burst
-    while it is idle, so that who is slow to begin would seem to be fast.
+    `repeat` operations, whose mean counts. There is no pause between them, because a limited link saves up for a burst
+    while it is idle, so that a backend that is slow to begin would seem fast.
     """
     rank, size, host, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """One process of the harness: JSON commands on stdin, JSON answers on stdout.
 
-Started by its path and with nothing of the suite imported, so that it starts quickly and inside any namespace.
+It is started by its path and imports nothing of the suite, so that it starts quickly and inside any namespace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _P = ctypes.c_void_p
 
 
 class Plan(ctypes.Structure):
-    """See drive.h."""
+    """See native/drive.h."""
 
     _fields_ = (
         ("size", ctypes.c_uint64),
@@ -36,7 +36,7 @@ class Plan(ctypes.Structure):
 
 
 class Outcome(ctypes.Structure):
-    """See drive.h."""
+    """See native/drive.h."""
 
     _fields_ = (
         ("result", ctypes.c_int32),
@@ -50,7 +50,7 @@ class Outcome(ctypes.Structure):
 
 
 class StreamReport(ctypes.Structure):
-    """See report.h."""
+    """See report.h of the transport."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("bytes_sent", "chunks_sent", "bytes_received", "chunks_received")),
@@ -61,7 +61,7 @@ class StreamReport(ctypes.Structure):
 
 
 class Facts(ctypes.Structure):
-    """See net.h."""
+    """See native/net.h."""
 
     _fields_ = (
         ("name", ctypes.c_char * 64),
@@ -163,7 +163,7 @@ class Worker:
         return _values(out)
 
     def cycle(self, count: int) -> dict[str, Any]:
-        """Connect to ourselves, move a message, close; so many times."""
+        """So many times: connect to this process itself, move a message, close."""
         for _ in range(count):
             handle = self.listen("c.l")["handle"]
             linked = self.link({"c.s": handle}, {"c.r": "c.l"}, poll=0)
@@ -217,13 +217,13 @@ class Worker:
         }
 
     def report(self, name: str) -> dict[str, Any]:
-        """What bagua_net's streams of a comm counted."""
+        """Counters of bagua_net's streams of a comm."""
         out = (StreamReport * 64)()
         count = ctypes.CDLL(self.path).bagua_net_comm_report(_P(self.held[name]), out, len(out))
         return {"streams": [_values(out[k]) for k in range(count)]}
 
     def report_all(self) -> dict[str, Any]:
-        """What the streams of every open comm of bagua_net counted."""
+        """Counters of the streams of every open comm of bagua_net."""
         call = ctypes.CDLL(self.path).bagua_net_open_comm_report
         comms: list[list[dict[str, Any]]] = []
         out, peer = (StreamReport * 64)(), ctypes.create_string_buffer(100)
@@ -232,7 +232,7 @@ class Worker:
         return {"comms": comms}
 
     def use_all_files(self) -> dict[str, Any]:
-        """From now on, no descriptor more than there are."""
+        """Allow no more descriptors than there are now."""
         highest = max(int(p.name) for p in Path("/proc/self/fd").iterdir())
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
         return {"result": 0}
