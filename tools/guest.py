@@ -6,6 +6,7 @@ the files of the host. If there is no guest either, nothing is tested, and the r
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import shutil
@@ -119,16 +120,21 @@ def boot(arguments: list[str], folder: Path) -> int:
 
 
 def main() -> int:
-    """`python -m tools.guest [tests|accuracy|lossy] [FOLDER]`; 0 if all is well, or netem is nowhere to be had."""
+    """0 if all is well, or if netem cannot be had."""
+    commands = {"tests": tests, "accuracy": accuracy, "lossy": lossy}
+    parser = argparse.ArgumentParser(prog="python -m tools.guest", description=__doc__)
+    parser.add_argument("command", choices=commands, nargs="?", default="tests", help="default %(default)s")
+    parser.add_argument("folder", type=Path, nargs="?", help="for the records (default: a temporary one)")
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that boot() ends the guest
     reason = why_not("netem")
     with tempfile.TemporaryDirectory(prefix="netem-") as name:
-        what, folder = [*sys.argv[1:], *("tests", name)[len(sys.argv) - 1 :]]
+        folder = (options.folder or Path(name)).resolve()
         if not reason:
-            return {"tests": tests, "accuracy": accuracy, "lossy": lossy}[what](Path(folder))
+            return commands[options.command](folder)
         if shutil.which(KERNEL) and shutil.which("insmod", path=SBIN) and MODULES.is_dir():
             print(f"{reason}; in a guest:", flush=True)
-            return boot([what, str(Path(folder).resolve())], Path(name))
+            return boot([options.command, str(folder)], Path(name))
     print(f"skipped: {reason}; nor is there a guest (Debian's packages user-mode-linux and kmod)")
     return 0
 

@@ -6,6 +6,7 @@ machine is as before, no line of the records is torn, and the campaign has done 
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import signal
@@ -121,20 +122,24 @@ def resume(folder: Path) -> list[str]:
 
 
 def main() -> int:
-    number, seed = (int(text) for text in [*sys.argv[1:], *("50", "0")[len(sys.argv) - 1 :]])
+    """Kill as often as asked; 0 if nothing was left at any time, or if this machine cannot build networks."""
+    parser = argparse.ArgumentParser(prog="python -m tools.kills", description=__doc__)
+    parser.add_argument("number", type=int, nargs="?", default=50, help="kills (default %(default)s)")
+    parser.add_argument("seed", type=int, nargs="?", default=0, help="of the choices (default %(default)s)")
+    options = parser.parse_args()
     if reason := why_not("auto"):
         print(f"skipped: {reason}")
         return 0
     clear()
-    rng, seen, wrong = random.Random(seed), Counter[str](), 0
+    rng, seen, wrong = random.Random(options.seed), Counter[str](), 0
     with tempfile.TemporaryDirectory() as name:
         folder, before = Path(name), traces()
-        for count in range(number):
+        for count in range(options.number):
             what = kill_one(folder, rng)
             found = problems(folder, before)
             seen[what.partition(",")[0]] += 1
             wrong += bool(found)
-            print(f"{count + 1}/{number} {what}: {'; '.join(found) or 'nothing left'}", flush=True)
+            print(f"{count + 1}/{options.number} {what}: {'; '.join(found) or 'nothing left'}", flush=True)
         statuses = Counter(f"{r['status']}: {r['reason']}" for r in recorded(folder, "quick"))
         left = resume(folder)
         print(f"{dict(seen)}; records: {dict(statuses)}; {left or 'resumed and finished'}")

@@ -1,4 +1,5 @@
 // Messages over several streams between two processes, both directions. Not thread-safe: its users lock.
+// docs/transport.md describes the protocol.
 //
 // If one stream fails, the connection fails: every pending request ends with the same error, which names the stream
 // and the cause. (Dropping the stream and sending its chunks again would need an acknowledgement of each, because

@@ -1,5 +1,5 @@
-// The numbers that decide how fast the transport is. They were found by measuring (tools/transport measures), and none
-// of them changes what is sent or when a peer counts as dead. The name of each ends with its unit.
+// The numbers that decide how fast the transport is, found by measuring with tools/transport. None of them is part of
+// the protocol: two peers may have different ones. Each name says what the number is in, where it has a unit.
 
 #pragma once
 
