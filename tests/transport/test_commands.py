@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.catalogue import HOME
+from tests.transport.conftest import NEWEST
+from tools.transport import compiled
+from tools.transport.pair import Pair
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -39,3 +45,21 @@ def test_a_library_that_is_none_is_one_line(tmp_path: Path) -> None:
     done = command("tools.transport", "bench", f"--lib={tmp_path / 'none.so'}", "--loopback")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("tools.transport: ")
+
+
+def test_the_harness_is_compiled_again_when_a_source_is_newer(
+    built: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "stale.so"
+    library.touch()
+    monkeypatch.setattr(compiled, "_LIBRARY", library)
+    assert compiled.harness() == library
+    assert library.stat().st_size == 0, "newer than every source"
+    os.utime(library, (0, 0))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"g\+\+ is not installed"):
+        compiled.harness()
+    monkeypatch.undo()
+    monkeypatch.setattr(compiled, "_LIBRARY", library)
+    with Pair(compiled.harness(), built[1], NEWEST) as pair:
+        pair.link()

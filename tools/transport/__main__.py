@@ -23,7 +23,7 @@ from tools.transport.pair import HarnessError, Pair
 def main() -> int:
     """Run one command; 0 if it did what it should."""
     options = _parser().parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # namespaces go whoever ends this
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # namespaces are deleted no matter how this ends
     try:
         code: int = options.run(options)
     except KeyboardInterrupt:

@@ -24,7 +24,7 @@ def harness() -> Path:
     sources = sorted((HERE / "native").glob("*.cpp"))
     depends = [*sources, *(HERE / "native").glob("*.h"), *TRANSPORT.rglob("*.h")]
     if not _LIBRARY.exists() or _LIBRARY.stat().st_mtime < max(path.stat().st_mtime for path in depends):
-        with tempfile.TemporaryDirectory(dir=HERE) as name:  # another process may do the same at this moment
+        with tempfile.TemporaryDirectory(dir=_LIBRARY.parent) as name:  # another process may do the same at this moment
             built = Path(name) / _LIBRARY.name
             link(sources, ["-O3", "-Wall", "-Wextra", "-Werror"], built)
             built.replace(_LIBRARY)
