@@ -19,7 +19,7 @@ nightly: $(VENV)/ready
 	$(BIN)/python -m pytest tests/unit/test_drawn_models.py --hypothesis-profile=nightly $(ARGS)
 
 test-netem: $(VENV)/ready
-	$(BIN)/python -m tests.guest
+	$(BIN)/python -m tools.guest
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -35,4 +35,4 @@ $(VENV)/ready: $(SOURCES)
 
 clean:
 	rm -rf $(VENV) build *.egg-info
-	find algorithms bagua_bench -name '*.so' -delete
+	find algorithms bagua_bench tools -name '*.so' -delete

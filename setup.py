@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-TRANSPORT = "bagua_bench/transport"
+TRANSPORT = Path("bagua_bench/transport/cpp")
 STRICT = ["-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-pthread"]
 
 
@@ -19,14 +19,9 @@ class BuildLibraries(build_ext):
         return super().get_ext_filename(fullname)
 
 
-def sources(*folders: str) -> list[str]:
-    """All C++ files of the transport's folders."""
-    return sorted(str(path) for folder in folders for path in Path(TRANSPORT, folder).glob("*.cpp"))
-
-
-def headers(*folders: str) -> list[str]:
-    """All headers of the transport's folders."""
-    return sorted(str(path) for folder in folders for path in Path(TRANSPORT, folder).glob("*.h"))
+def files(suffix: str) -> list[str]:
+    """All C++ files of the transport that end so."""
+    return sorted(str(path) for path in TRANSPORT.rglob(f"*{suffix}"))
 
 
 setup(
@@ -51,21 +46,12 @@ setup(
         ),
         Extension(
             "bagua_bench.transport.libnccl-net-bagua",
-            sources("core", "nccl", "collectives"),
-            depends=headers("core", "nccl", "collectives"),
+            files(".cpp"),
+            depends=files(".h"),
             language="c++",
             extra_compile_args=STRICT,
             # NCCL unloads a plugin while a thread may still be in it, so it stays.
             extra_link_args=["-pthread", "-Wl,-z,nodelete", "-Wl,-z,defs"],
-            optional=True,
-        ),
-        Extension(
-            "bagua_bench.transport.libbagua-net-harness",
-            sources("harness"),
-            depends=headers("harness", "nccl"),
-            language="c++",
-            extra_compile_args=STRICT,
-            extra_link_args=["-pthread", "-ldl"],
             optional=True,
         ),
     ],

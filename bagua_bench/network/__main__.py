@@ -1,4 +1,4 @@
-"""`python -m bagua_bench.network accuracy`: the table of how exactly this machine's backend shapes networks."""
+"""`python -m bagua_bench.network accuracy`: a table of how exactly this machine's backend shapes networks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def table(found: list[dict[str, Any]]) -> Table:
-    """Asked and measured, a row for every record."""
+    """The values asked for and measured, a row for every record."""
     shown = Table(title=f"backend {found[0]['asked']['backend']}: Mbit/s on the link, ms of the round trip")
     for title in ("asked", "probe", "iperf3", "asked", "probe", "ping", "drops", "within tolerance"):
         shown.add_column(title, justify="right")

@@ -1,4 +1,4 @@
-"""How exactly a backend shapes: rates and latencies measured by the suite's probe and by iperf3 and ping."""
+"""Measures how exactly a backend shapes: rates and latencies by the suite's probe, iperf3 and ping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bagua_bench.network.topology import Host, tcp_of
 BANDWIDTHS = (100e6, 500e6, 1e9)
 LATENCIES = (0.0, 1e-3, 5e-3)
 RATE_TOLERANCE = 0.05
-_SECONDS = 3  # of iperf3, after one that is left out
+_SECONDS = 3  # that iperf3 measures, after one that does not count
 _PINGS = 40
 _PROBES = 5
 
@@ -75,12 +75,12 @@ def ping(a: Host, b: Host) -> float | None:
 def iperf3(sender: Sequence[str], receiver: Sequence[str], address: str) -> float | None:
     """Bits/s of payload that iperf3 moves to `address`; None if it is not installed.
 
-    `sender`, `receiver`: what goes before a command so that it runs on that side.
+    `sender`, `receiver`: words to put in front of a command so that it runs on that side.
     """
     command = [*receiver, *shlex.split(f"iperf3 -s -1 -B {address}")]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
-            time.sleep(0.5)  # it listens
+            time.sleep(0.5)  # until it listens
             printed = run(f"{shlex.join(sender)} iperf3 -c {address} -t {_SECONDS} -O 1 -J")
         except NetworkError:
             return None

@@ -9,7 +9,7 @@ import subprocess
 from bagua_bench.owner import PREFIX, mark
 
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-"""Where the tools are: most users do not have all these folders in theirs."""
+"""Folders of the tools; most users do not have all of them in their own PATH."""
 
 
 class NetworkError(Exception):
@@ -17,7 +17,7 @@ class NetworkError(Exception):
 
 
 class Commands:
-    """The commands that built a network, in order."""
+    """Runs the commands that build a network and keeps them, in order."""
 
     def __init__(self) -> None:
         self._log: list[str] = []
@@ -32,12 +32,12 @@ class Commands:
         self._log.append(command)
 
     def log(self) -> list[str]:
-        """Command lines that build the same network, one after the other; their names carry no process id."""
+        """Command lines that build the same network if run one after the other; names in them carry no process id."""
         return [command.replace(mark(), PREFIX) for command in self._log]
 
 
 def run(command: str) -> str:
-    """Run a command line, undisturbed by Ctrl-C, and return what it printed; NetworkError if it fails."""
+    """Run a command line, not interrupted by Ctrl-C, and return what it printed; NetworkError if it fails."""
     try:
         done = subprocess.run(
             shlex.split(command),

@@ -1,4 +1,4 @@
-"""What the kernel counts of the network that the calling process is in."""
+"""The kernel's counters of the network namespace that the calling process is in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def sent() -> dict[str, int]:
-    """Bytes sent so far by all interfaces but loopback, and TCP segments sent again."""
+    """Bytes sent so far by all interfaces except loopback, and number of TCP segments retransmitted."""
     interfaces = (line.split(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:])
     nbytes = sum(int(counters.split()[8]) for name, counters in interfaces if name.strip() != "lo")
     names, values = (line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line[:4] == "Tcp:")

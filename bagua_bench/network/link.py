@@ -1,6 +1,6 @@
 """The backend `link`: a device per server, and a process that passes packets between them when they are due.
 
-The devices are TUN; for users who may not open those, virtual Ethernet pairs to a hub where packets are taken and sent.
+The devices are TUN. Users who may not open those get virtual Ethernet pairs to a hub, where packets are taken and sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GRACE = 5.0  # seconds for the emulator to end
 class LinkEmulator:
     """The devices, and the process that holds them (`bagua_bench.network.relay`); it ends with this one."""
 
-    frame = 0  # bytes around an IP packet
+    frame = 0  # bytes around an IP packet that a link's rate counts
 
     def __init__(self, shape: Shape, hosts: list[Host], commands: Commands) -> None:
         make = _make_tun if _may_open(_TUN) else _make_pair
@@ -51,7 +51,7 @@ class LinkEmulator:
         self._line()
 
     def drops(self) -> int:
-        """Packets that found a full queue, or were lost, so far; NetworkError if the emulator has ended."""
+        """Number of packets so far that found a full queue or were lost; NetworkError if the emulator has ended."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # `_line` says so
             self._process.stdin.write("\n")
@@ -97,7 +97,7 @@ def _make_tun(host: Host, number: int, shape: Shape, commands: Commands) -> Devi
 
 
 def _make_pair(host: Host, number: int, shape: Shape, commands: Commands) -> Device:
-    """All servers have the same hardware address, so that nobody needs to ask for another's."""
+    """All servers have the same hardware address, so that no server needs to ask for another's."""
     hub, port = namespaces.name("hub"), f"port{number}"
     commands.run(f"ip -n {host.namespace} link add {INTERFACE} type veth peer name {port} netns {hub}")
     settings = f"mtu {MTU} address {_ADDRESS} arp off gso_max_segs {shape.segments}"

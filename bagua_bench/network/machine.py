@@ -1,4 +1,4 @@
-"""What this machine offers for emulated networks, and the step into own namespaces for a user who is not root."""
+"""Finds out what this machine offers for emulated networks; puts users who are not root into their own namespaces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NO_NAMESPACES = (
 def settle(cell: Cell) -> Cell:
     """The cell with the backend that this machine has instead of `auto`.
 
-    ValueError, one line on what is missing and how to allow it, if it cannot emulate the network of the cell.
+    ValueError if it cannot emulate the network of the cell: one line on what is missing and how to get it.
     """
     network = cell.network
     if not is_shaped(cell):
@@ -47,7 +47,7 @@ def settle(cell: Cell) -> Cell:
 
 
 def choose(backend: str, congestion: str) -> Literal["netem", "link"]:
-    """The backend to use where `backend`, perhaps auto, is asked for. ValueError as `settle`."""
+    """The backend to use if `backend`, perhaps auto, is asked for. ValueError as from `settle`."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=PATH) is None]
     if missing:
         raise ValueError(f"network.backend={backend}: needs {', '.join(missing)}; {_PACKAGES}")
@@ -63,14 +63,14 @@ def choose(backend: str, congestion: str) -> Literal["netem", "link"]:
 
 
 def enter() -> None:
-    """Have the right to build networks: who is not root starts this program again in namespaces of its own."""
+    """Get the right to build networks: without it, this program starts again in namespaces of its own."""
     if not is_privileged():
         command = ["unshare", "-Urnm", "sh", "-c", f'{_PREPARE} && exec "$@"', "sh", sys.executable, *sys.orig_argv[1:]]
         os.execvpe(command[0], command, {**os.environ, "PATH": PATH})
 
 
 def is_privileged() -> bool:
-    """Whether this process may make named namespaces: as root of the machine, or of namespaces of its own."""
+    """Whether this process may make named namespaces, as root of the machine or of its own user namespace."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
     effective = int(status["CapEff"], 16)
     return bool(effective >> _NET_ADMIN & effective >> _SYS_ADMIN & 1) and os.access("/run", os.W_OK)
@@ -78,7 +78,7 @@ def is_privileged() -> bool:
 
 @cache
 def _works(command: str) -> bool:
-    """Whether a command works in namespaces made for the trial."""
+    """Whether a command works in fresh namespaces."""
     try:
         run(f"unshare {'-nm' if is_privileged() else '-Urnm'} sh -c {shlex.quote(f'{_PREPARE} && ({command})')}")
     except NetworkError:

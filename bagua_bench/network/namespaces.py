@@ -1,4 +1,4 @@
-"""Network namespaces of this process: named, entered, taken down; those of ended processes are cleared up."""
+"""Names, enters and deletes network namespaces of this process; also deletes those of processes that have ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def name(part: str) -> str:
 
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """Have the calling thread in a namespace: sockets it makes there stay there."""
+    """Move the calling thread into a namespace for a while; sockets that it makes there stay there."""
     with Path("/proc/thread-self/ns/net").open() as home, (_NAMES / namespace).open() as there:
         _enter(there.fileno())
         try:
@@ -53,5 +53,5 @@ def _delete(chosen: Callable[[str], bool]) -> None:
             try:
                 run(f"ip netns delete {path.name}")
             except NetworkError:
-                if path.exists():  # else another run was faster
+                if path.exists():  # otherwise another run was faster
                     raise

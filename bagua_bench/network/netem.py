@@ -12,9 +12,9 @@ from bagua_bench.network.topology import INTERFACE, Host, connect
 
 
 class Netem:
-    """What a server sends is shaped where it leaves the server; what it receives, and its delay, at the switch.
+    """Outgoing packets are shaped at the server's interface; incoming ones are shaped and delayed at the switch.
 
-    The delay is not on the server: there it would take packets away from their sockets' accounting.
+    The delay is not on the server, because it would take packets out of their sockets' accounting there.
     """
 
     frame = 14  # bytes of Ethernet around an IP packet
@@ -42,16 +42,16 @@ class Netem:
         return commands + [f"ip -n {ns} link set {device} gso_max_segs {shape.segments}" for ns, device, _ in ends]
 
     def drops(self) -> int:
-        """Packets that qdiscs have dropped or lost so far."""
+        """Number of packets that qdiscs have dropped or lost so far."""
         shown = [run(f"tc -s -j -n {namespace} qdisc show dev {device}") for namespace, device in self._devices]
         return sum(int(qdisc.get("drops", 0)) for text in shown for qdisc in json.loads(text))
 
     def close(self) -> None:
-        """Nothing: interfaces and qdiscs go with their namespaces."""
+        """Do nothing: interfaces and qdiscs disappear with their namespaces."""
 
 
 def qdiscs(link: Link) -> tuple[str, str]:
-    """Arguments of netem for what a server sends and for what it receives; empty where there is nothing to shape."""
+    """Arguments of netem for outgoing and for incoming packets of a server; empty if there is nothing to shape."""
     rate = f"rate {units.text(link.bandwidth, units.BITS_PER_SECOND)}" if link.bandwidth else ""
     delay = f"delay {_time(link.latency)}" if link.latency or link.jitter else ""
     jitter = f"{_time(link.jitter)} distribution normal" if link.jitter else ""

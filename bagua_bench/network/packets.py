@@ -1,4 +1,4 @@
-"""The far end of a virtual Ethernet pair, read and written by packet (linux/if_packet.h): for users without TUN."""
+"""The far end of a virtual Ethernet pair, by packet (linux/if_packet.h), for users who may not open TUN devices."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _FRAME, _FRAMES_PER_BLOCK, _BLOCKS = 68 * 1024, 15, 17  # room for 255 packets o
 _BLOCK = 2**20
 _STATUS = struct.Struct("=I")
 _HEADER = struct.Struct("=8xIH")  # of tpacket2_hdr: length captured, where the frame begins
-_KERNEL = 0  # status of a place that waits for a packet
+_KERNEL = 0  # status of a slot that waits for a packet
 _VIRTIO = 10  # bytes of virtio's header before a frame
 
 
 class PacketPort:
-    """An interface of the current network namespace, whose IPv4 packets are taken and sent.
+    """An interface of the current network namespace: takes and sends its IPv4 packets.
 
-    They pass through a ring in shared memory: the queue of a plain socket holds a handful, and a user may not raise it.
+    They pass through a ring in shared memory, because the queue of a plain socket holds only a handful of packets and
+    an ordinary user may not enlarge it.
     """
 
     header = _VIRTIO + 14
@@ -37,7 +38,7 @@ class PacketPort:
         self._next, self._drops = 0, 0
 
     def fileno(self) -> int:
-        """What to wait on for packets."""
+        """The descriptor to wait on for packets."""
         return self._socket.fileno()
 
     def read(self) -> bytes:
@@ -54,10 +55,10 @@ class PacketPort:
         return packet
 
     def write(self, packet: bytes) -> None:
-        """Hand over a packet with its header; BlockingIOError if the queue is full."""
+        """Send a packet with its header; BlockingIOError if the queue is full."""
         self._socket.send(packet)
 
     def drops(self) -> int:
-        """Packets so far that came faster than they were read."""
+        """Number of packets so far that came faster than they were read."""
         self._drops += struct.unpack("=2I", self._socket.getsockopt(_SOL_PACKET, _STATISTICS, 8))[1]
         return self._drops

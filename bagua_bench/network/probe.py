@@ -1,4 +1,4 @@
-"""Measures a network with sockets of its own: round-trip time and what TCP carries between two servers."""
+"""Measures a network with sockets of its own: round-trip time, and the rate of TCP between two servers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from bagua_bench.network.namespaces import inside
 from bagua_bench.network.topology import Host
 
 _ECHOES = 20
-_ROUND_TRIPS = 12  # from the start of a transfer until it is measured: slow start
-_WARM = 0.15  # seconds, at least, for the same
+_ROUND_TRIPS = 12  # from the start of a transfer until it is measured, because of slow start
+_WARM = 0.15  # seconds, at least, for the same reason
 _MEASURED = 0.35  # seconds of a transfer that a measurement takes, at least
 _PATIENCE = 30.0  # seconds until a probe gives up
 _CHUNK = 256 * 1024
-_STOLEN = 0.02  # of the processors' time that the host may withhold from this machine during a measurement
-_MEASUREMENTS = 5  # until one with more of it counts all the same
+_STOLEN = 0.02  # share of the processors' time that the host may take during a measurement
+_MEASUREMENTS = 5  # after which one that lost more counts all the same
 
 
 @contextmanager
 def connection(a: Host, b: Host) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The two ends, on servers a and b, of a TCP connection that a opens."""
+    """The two ends of a TCP connection that server a opens to server b."""
     assert a.namespace and b.namespace
     with inside(b.namespace), socket.create_server((b.address, 0)) as listener:
         listener.settimeout(_PATIENCE)
@@ -67,9 +67,9 @@ def _echo(end: socket.socket) -> None:
 def goodput(a: Host, b: Host, round_trip: float) -> float:
     """Bits/s of payload that one warm TCP connection carries from a to b; `round_trip` in seconds, as measured.
 
-    What the host of a virtual machine takes away is missing from an emulated network's rate: a measurement that it
-    disturbed is repeated, a few times, and the least disturbed one counts; on the same connection, since limits of
-    single connections (`network.flow_rates`) are dealt out in the order in which these are opened.
+    Processor time that the host takes from a virtual machine lowers the rate of an emulated network. A measurement that
+    lost too much of it is therefore repeated a few times, and the least disturbed one counts. All use one connection,
+    because limits of single connections (`network.flow_rates`) are dealt out in the order in which they are opened.
     """
     measured: list[tuple[float, float]] = []
     with connection(a, b) as (near, far):
@@ -92,7 +92,7 @@ def goodput(a: Host, b: Host, round_trip: float) -> float:
 
 
 def _stolen_seconds() -> float:
-    """Processor time that the host has given to others, since the start of this machine; 0 where it does not say."""
+    """Processor seconds that the host has given to others since this machine started; 0 where that is not known."""
     return float(getattr(psutil.cpu_times(), "steal", 0.0))
 
 
@@ -104,7 +104,7 @@ def _send(end: socket.socket, enough: Event) -> None:
 
 
 def _receive(end: socket.socket, seconds: float) -> float:
-    """Bits/s of what arrives during at least so many seconds, from one packet to another."""
+    """Bits/s that arrive during at least so many seconds, measured from one packet to another."""
     buffer, received = bytearray(_CHUNK), 0
     end.recv_into(buffer)
     first = now = time.perf_counter()

@@ -1,7 +1,7 @@
 """The link emulator: one process that passes packets between the devices of all servers when they are due.
 
-`python -m bagua_bench.network.relay SHAPE` (JSON: see `main`). It prints a line when it is ready, and a line of
-counters for every line it reads; it ends with its standard input.
+`python -m bagua_bench.network.relay SHAPE` (JSON: see `main`). It prints a line when it is ready, then a line
+of counters for every line that it reads, and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from bagua_bench.network.shape import Link
 from bagua_bench.network.tun import Tun
 from bagua_bench.network.wire import Flows, Port, wire_bytes
 
-_AT_ONCE = 32  # packets read before those that are due are delivered
+_AT_ONCE = 32  # packets read at a time, before due ones are delivered
 _DESTINATION = 19  # where in an IPv4 packet the last byte of the address is: server number + 1
 
 _FLOW = slice(12, 24)  # where in an IPv4 packet without options the addresses and ports are
 
 Event = tuple[float, int, Callable[[float], None]]
-"""When; a serial number; what to do then."""
+"""A time (seconds), a serial number, and the action that is due then."""
 
 
 Device = Tun | PacketPort
 
 
 class Relay:
-    """Ports and devices by server."""
+    """Passes packets between the ports and devices of all servers."""
 
     def __init__(self, ports: list[Port], flows: list[Flows], devices: Sequence[Device]) -> None:
         self._ports, self._flows, self._devices = ports, flows, devices
@@ -47,7 +47,7 @@ class Relay:
         self._servers = {device.fileno(): server for server, device in enumerate(devices)}
 
     def counters(self) -> dict[str, int]:
-        """Packets dropped by full queues, and lost as asked for."""
+        """Numbers of packets dropped by full queues and of packets lost as asked for."""
         drops = sum(port.drops for port in self._ports) + sum(flows.drops for flows in self._flows)
         drops += sum(device.drops() for device in self._devices)
         return {"drops": drops, "lost": sum(port.lost for port in self._ports)}
@@ -67,7 +67,7 @@ class Relay:
                     print(json.dumps(self.counters()), flush=True)
 
     def _deliver(self) -> float | None:
-        """Handle what is due; seconds until the next is, None if nothing is on its way."""
+        """Do everything that is due; seconds until the next event, None if nothing is on its way."""
         while self._events:
             wait = self._events[0][0] - time.monotonic()
             if wait > 0:
@@ -102,7 +102,7 @@ class Relay:
             self._push(when, partial(self._write, receiver, packet))
 
     def _at(self, when: float, now: float, action: Callable[[float], None]) -> None:
-        first = not self._events or when < self._events[0][0]  # what is due before, but late, keeps its turn
+        first = not self._events or when < self._events[0][0]  # an earlier event that is late keeps its turn
         if when <= now and first:
             action(when)
         else:
@@ -130,7 +130,7 @@ def main() -> None:
             devices.append(Tun(name) if server["tun"] else PacketPort(name))
         ports.append(Port(Link(**server["link"]), server["queue"], Random(f"{shape['seed']} {number}")))
         flows.append(Flows(shape["flow_rates"], server["queue"]))
-    with suppress(PermissionError):  # root's only: packets should not wait for the computing ranks
+    with suppress(PermissionError):  # only root may; packets should not wait for computing ranks
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     print("ready", flush=True)
     Relay(ports, flows, devices).run()

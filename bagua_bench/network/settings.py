@@ -1,4 +1,4 @@
-"""What may be asked of a network, and the step from texts with units to plain values."""
+"""Checks what is asked of a network, and turns texts with units into plain values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEAST_RATE = 8000  # bits/s
 def parts(network: Mapping[str, Any], cluster: Mapping[str, Any]) -> tuple[NetworkPart, ClusterPart]:
     """From the texts of the groups `network` and `cluster` to bits/s, seconds, bytes and fractions.
 
-    The backend becomes `none` where nothing is asked for. ValueError for what cannot be read.
+    The backend becomes `none` if nothing is asked for. ValueError for a text that cannot be read.
     """
     for key, example in (("server", "server.1.bandwidth=100mbit"), ("slow_ranks", "slow_ranks.1=1.5")):
         if not isinstance(cluster[key], dict):
@@ -48,7 +48,7 @@ def parts(network: Mapping[str, Any], cluster: Mapping[str, Any]) -> tuple[Netwo
 
 
 def _asked(network: NetworkPart, cluster: ClusterPart) -> str:
-    """The first setting of a link that asks for something, as the user would write it; empty if there is none."""
+    """The first setting that asks for something, as the user would write it; empty if there is none."""
     own = {key: getattr(network, key) for key in LINK_KEYS}
     for path, link in [("network", own), *((f"cluster.server.{k}", v) for k, v in cluster.server.items())]:
         for key in LINK_KEYS:
@@ -58,7 +58,7 @@ def _asked(network: NetworkPart, cluster: ClusterPart) -> str:
 
 
 def problems(cell: Cell) -> Iterator[str]:
-    """What is wrong with the groups `network` and `cluster`, one line each."""
+    """Problems of the groups `network` and `cluster`, one line each."""
     network, cluster = cell.network, cell.cluster
     asked = _asked(network, cluster)
     real = cell.mode != "simulate"
@@ -92,7 +92,7 @@ def _link_problems(path: str, given: Mapping[str, float | None], link: Link) -> 
     if link.jitter and link.bandwidth is None:
         yield (
             f"{path}.jitter={text('jitter', link.jitter)}: needs network.bandwidth, "
-            "as packets would overtake each other without a link that carries one at a time"
+            "because packets would overtake each other without a link that carries one at a time"
         )
 
 
@@ -102,7 +102,7 @@ def _not_below(path: str, number: str, limit: int) -> Iterator[str]:
 
 
 def text(key: str, value: float) -> str:
-    """The value of a key of LINK_KEYS as one writes it: ('latency', 0.005) is '5ms'."""
+    """The value of a key of LINK_KEYS as a user writes it: ('latency', 0.005) is '5ms'."""
     return units.text(value, _UNITS[key])
 
 

@@ -1,4 +1,4 @@
-"""What an emulated network is asked to be: one link per server, joined by a switch."""
+"""The network that is asked for: one link per server, joined by a switch."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ HEADERS = 52
 SEGMENTS = 45
 """Full segments in the largest packet that TCP hands over, 64 KiB."""
 LINUX_WINDOW = 4 * 2**20
-"""Bytes that one TCP connection may have under way where nobody changed Linux's buffers."""
+"""Bytes that one TCP connection may have under way with Linux's default buffers."""
 LINK_KEYS = ("bandwidth", "latency", "jitter", "loss")
 _LEAST_QUEUE = 1000  # packets
-_PACKETS = 16  # of a window, at least
+_PACKETS = 16  # that a window should consist of, at least
 
 
 @dataclass(frozen=True)
 class Link:
-    """A server's link: the rate holds in both directions, the rest for what the server receives."""
+    """A server's link. The rate holds in both directions; latency, jitter and loss only for incoming packets."""
 
-    bandwidth: float | None  # bits/s; None is as fast as it goes
+    bandwidth: float | None  # bits/s; None is unlimited
     latency: float  # seconds, one way
     jitter: float  # seconds, standard deviation of the latency
     loss: float  # fraction of packets
 
     def queue(self, windows: int) -> int:
-        """Bytes that may wait for, or be on, the link: one and a half times what it holds, and all TCP windows.
+        """Bytes that may wait for the link or be on it: one and a half times its capacity plus all TCP windows.
 
-        TCP is then never limited by a queue that overflows, and every drop is one that was asked for.
+        Queues then never overflow, so every lost packet is one that was asked for.
         """
         held = 1.5 * (self.bandwidth or 0.0) * self.latency / 8
         return int(max(_LEAST_QUEUE * MTU, held)) + windows
@@ -39,9 +39,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Shape:
-    """A star of links. `connections` is how many TCP connections may share one, `tcp_window` the most each holds.
+    """A star of links.
 
-    `flow_rates` limit single connections, in turns (bits/s).
+    `connections` is how many TCP connections may share a link, `tcp_window` how many bytes each may have under way.
+    `flow_rates` (bits/s) limit single connections, each of which gets the next rate in turn.
     """
 
     links: tuple[Link, ...]
@@ -54,10 +55,11 @@ class Shape:
 
     @property
     def segments(self) -> int:
-        """Segments that TCP hands over as one packet, at most. With loss, one: each gets lost by itself.
+        """The most segments that TCP hands over as one packet. With loss it is one, so that each is lost by itself.
 
-        With latency, so few that a window is many packets, as it is on the networks that a scale model stands for: a
-        connection that sends its window in two or three lumps carries 70 to 100 % of window / round trip, by chance.
+        With latency it is small enough for a window to be many packets, as it is on the networks that a scale model
+        stands for. A connection that sends its window in two or three lumps would carry less than a window per round
+        trip, by chance.
         """
         if any(link.loss for link in self.links):
             return 1
@@ -66,7 +68,7 @@ class Shape:
         return SEGMENTS
 
     def queue(self, server: int) -> int:
-        """Bytes of the queues of a server's link."""
+        """Length in bytes of the queues of a server's link."""
         return self.links[server].queue(self.tcp_window * self.connections)
 
     def rtt(self, a: int, b: int) -> float:
@@ -74,12 +76,12 @@ class Shape:
         return self.links[a].latency + self.links[b].latency
 
     def rate(self, a: int, b: int) -> float | None:
-        """What the slower of two links carries, bits/s; None without a limit."""
+        """Rate of the slower of two links, bits/s; None without a limit."""
         rates = [link.bandwidth for link in (self.links[a], self.links[b]) if link.bandwidth is not None]
         return min(rates, default=None)
 
     def can_fill(self, a: int, b: int) -> bool:
-        """Whether a TCP connection can fill the link: no loss or limit of its own, a window (half of the buffer)."""
+        """Whether one TCP connection can fill the link: no loss, no limit of its own, half of its buffer is enough."""
         lossless = not (self.links[a].loss or self.links[b].loss)
         return lossless and not self.flow_rates and (self.rate(a, b) or 0.0) * self.rtt(a, b) / 8 <= self.tcp_window / 2
 
@@ -105,5 +107,5 @@ def shape_of(cell: Cell) -> Shape:
 
 
 def is_shaped(cell: Cell) -> bool:
-    """Whether the cell runs on an emulated network; a simulator has its own idea of one."""
+    """Whether the cell runs on an emulated network, which a simulated one does not."""
     return cell.network.backend != "none" and cell.mode != "simulate"

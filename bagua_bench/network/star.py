@@ -1,4 +1,4 @@
-"""Builds an emulated network and takes it down again, however the run ends."""
+"""Builds an emulated network and takes it down again, no matter how the run ends."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bagua_bench.network.topology import Host, make_hosts
 
 
 class Backend(Protocol):
-    """What joins the servers."""
+    """Joins the servers with links."""
 
     @property
     def frame(self) -> int:
         """Bytes around an IP packet that the rate of a link counts."""
 
     def drops(self) -> int:
-        """Packets that found a full queue, or were lost, so far; NetworkError if the backend has ended."""
+        """Number of packets so far that found a full queue or were lost; NetworkError if the backend has ended."""
 
     def close(self) -> None:
-        """End what does not go with the namespaces."""
+        """End everything that deleting the namespaces would not end."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Network:
 
 @contextmanager
 def up(shape: Shape) -> Iterator[Network]:
-    """Have a network while the context lasts. NetworkError if it cannot be built; nothing of it remains.
+    """A network that is up as long as the context lasts. NetworkError if it cannot be built; then nothing remains.
 
-    Interruptions wait while it is built and taken down.
+    Signals that would interrupt wait until it is built, or taken down.
     """
     signals = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     backend: Backend | None = None

@@ -1,4 +1,4 @@
-"""What a network really is: every pair of servers probed, and compared with what was asked for."""
+"""Probes pairs of servers and compares the measured network with the one that was asked for."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bagua_bench.network.shape import HEADERS, MTU, Shape
 from bagua_bench.network.star import Network
 from bagua_bench.network.topology import tcp_of
 
-_ALL_PAIRS = 4  # servers up to which every pair is probed
+_ALL_PAIRS = 4  # with more servers than this, not every pair is probed
 _RATE_TOLERANCE = 0.1
-_RTT_TOLERANCE = (0.5e-3, 0.1)  # seconds, or this part of it if that is more
+_RTT_TOLERANCE = (0.5e-3, 0.1)  # seconds, or this share of the round trip if that is more
 
 Pair = dict[str, Any]
 
 
 def pairs(servers: int) -> list[tuple[int, int]]:
-    """Which to probe, sender first: two servers in both directions, every pair of three or four, else a ring.
+    """The pairs to probe, sender first: two servers in both directions, all pairs of three or four, otherwise a ring.
 
     Every server sends, and receives, at least once.
     """
@@ -32,7 +32,7 @@ def pairs(servers: int) -> list[tuple[int, int]]:
 
 
 def survey(network: Network) -> list[Pair]:
-    """Probe the pairs: seconds of a round trip, and bits/s of payload that TCP carries."""
+    """Probe the pairs: round-trip time in seconds, and bits/s of payload that TCP carries."""
     found = []
     for a, b in pairs(len(network.hosts)):
         sender, receiver = network.hosts[a], network.hosts[b]
@@ -47,7 +47,7 @@ def wire_rate(goodput: float, frame: int) -> float:
 
 
 def describe(network: Network) -> dict[str, Any]:
-    """What is known of a network before anything is measured."""
+    """The part of a record about the network that is known before anything is measured."""
     return {
         "backend": network.shape.backend,
         "commands": network.commands,
@@ -63,7 +63,7 @@ def describe(network: Network) -> dict[str, Any]:
 
 
 def flags(shape: Shape, frame: int, when: str, found: list[Pair]) -> Iterator[str]:
-    """Where a survey is off by more than a tenth of the rate, or than a tenth and 0.5 ms of the round trip."""
+    """Lines on what is off: rates by over 10 %, round trips by over 10 % (or 0.5 ms if that is more) and the jitter."""
     for pair in found:
         a, b = pair["from"], pair["to"]
         name = f"{when}: servers {a} and {b}"
@@ -77,7 +77,7 @@ def flags(shape: Shape, frame: int, when: str, found: list[Pair]) -> Iterator[st
 
 
 def _fits(shape: Shape, a: int, b: int, ratio: float) -> bool:
-    """Whether a rate is as asked; it may be lower where one TCP connection cannot fill the link."""
+    """Whether a rate is as asked for; it may be lower where one TCP connection cannot fill the link."""
     return ratio <= 1 + _RATE_TOLERANCE and (ratio >= 1 - _RATE_TOLERANCE or not shape.can_fill(a, b))
 
 

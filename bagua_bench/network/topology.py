@@ -11,14 +11,14 @@ from bagua_bench.network.shape import Shape
 
 INTERFACE = "eth0"
 """The network interface of every server."""
-_NETWORK = "198.18.0"  # set apart for benchmarks (RFC 2544); every run has it to itself
+_NETWORK = "198.18.0"  # reserved for benchmarks (RFC 2544); every run has its own
 MOST_SERVERS = 200
 _TCP = ("tcp_wmem", "tcp_rmem", "tcp_slow_start_after_idle")
 
 
 @dataclass(frozen=True)
 class Host:
-    """One server, as those see it who start processes on it; no namespace is this machine itself."""
+    """One server, as needed to start processes on it. Without a namespace it is this machine itself."""
 
     namespace: str | None
     address: str
@@ -26,7 +26,7 @@ class Host:
 
     @property
     def prefix(self) -> list[str]:
-        """What goes before a command so that it runs on the server."""
+        """Words to put in front of a command so that it runs on the server."""
         return ["ip", "netns", "exec", self.namespace] if self.namespace else []
 
 
@@ -34,7 +34,7 @@ THIS_MACHINE = Host(None, "127.0.0.1", "lo")
 
 
 def make_hosts(shape: Shape, commands: Commands) -> list[Host]:
-    """Namespaces for all servers, with nothing but loopback and the TCP buffers, which a namespace has of its own."""
+    """Make a namespace for each server, with only loopback in it, and set its TCP buffers."""
     hosts = []
     window = shape.tcp_window
     for number in range(len(shape.links)):
@@ -51,8 +51,8 @@ def make_hosts(shape: Shape, commands: Commands) -> list[Host]:
 def connect(host: Host, shape: Shape, commands: Commands) -> None:
     """Give the server's interface its address and switch it on.
 
-    Congestion control is set on the routes: they may name any that the kernel has, whereas the default of a namespace
-    must be one that the machine allows to everybody.
+    Congestion control is set on the routes, which may name any that the kernel has. The default of a namespace would
+    have to be one that the machine allows every user.
     """
     on, device = f"ip -n {host.namespace}", f"dev {INTERFACE}"
     control = f"scope {{}} src {host.address} congctl {shape.congestion}"

@@ -1,4 +1,4 @@
-"""Compares what the interfaces of the servers counted with what the communicators counted."""
+"""Compares the bytes that the servers' interfaces counted with those that the communicators counted."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from bagua_bench.result import RankResult
 
 _LEAST, _MOST = 0.98, 1.10  # allowed ratio: headers take 4 %, acknowledgements of full segments 3 % at most
-_SMALL = 20_000  # bytes per step below which single packets and headers are most of it
+_SMALL = 20_000  # bytes per step that single packets and headers may add
 
 
 def compare(ranks: Sequence[RankResult], ranks_per_server: int) -> dict[str, Any]:
-    """Bytes per step that every server sent: by its interface, and as its communicators counted.
+    """Bytes per step that every server sent, as counted by its interface and by its communicators.
 
-    `bound`: the ranks of a server also send to each other, and nobody counts that apart; then the interface sends less.
+    `bound`: ranks of one server also send to each other, which is not counted separately, so the interface sends less.
     """
     servers = [ranks[first : first + ranks_per_server] for first in range(0, len(ranks), ranks_per_server)]
     steps = len(ranks[0].seconds)
@@ -35,7 +35,7 @@ def _counted(server: Sequence[RankResult]) -> float:
 
 
 def flags(traffic: dict[str, Any]) -> Iterator[str]:
-    """Servers whose interface and communicators do not agree."""
+    """Lines on servers whose interface and communicators do not agree."""
     least = 0.0 if traffic["bound"] else _LEAST
     for server, (seen, said) in enumerate(zip(traffic["interface"], traffic["counted"], strict=True)):
         if not least * said <= seen <= _MOST * said + _SMALL:

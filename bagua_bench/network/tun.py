@@ -17,7 +17,7 @@ _LONGEST = 70_000  # bytes to read a packet into
 class Tun:
     """The other side of a TUN interface of the current network namespace.
 
-    The kernel leaves checksums and segmentation to whoever reads.
+    The kernel leaves checksums and segmentation to the reader.
     """
 
     header = 10
@@ -30,7 +30,7 @@ class Tun:
         fcntl.ioctl(self._descriptor, _TUNSETOFFLOAD, _CHECKSUM_TSO4_TSO6)
 
     def fileno(self) -> int:
-        """What to wait on for packets."""
+        """The descriptor to wait on for packets."""
         return self._descriptor
 
     def read(self) -> bytes:
@@ -38,9 +38,9 @@ class Tun:
         return os.read(self._descriptor, _LONGEST)
 
     def write(self, packet: bytes) -> None:
-        """Hand over a packet with its header; BlockingIOError if the queue is full."""
+        """Send a packet with its header; BlockingIOError if the queue is full."""
         os.write(self._descriptor, packet)
 
     def drops(self) -> int:
-        """Packets that came faster than they were read: none, the interface has a queue that stops TCP."""
+        """Number of packets that came faster than they were read: none, as the interface has a queue that stops TCP."""
         return 0

@@ -1,4 +1,4 @@
-"""When packets leave and arrive: the rules of the link emulator, free of clocks and descriptors."""
+"""Computes when packets leave and arrive: the rules of the link emulator, without clocks and descriptors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bagua_bench.network.shape import HEADERS, MTU, Link
 
 _SEGMENT = MTU - HEADERS
 _MUCH = 64 * 1024
-"""Bytes from which on a connection carries data."""
+"""A connection that has sent this many bytes carries data."""
 OVERHEAD = 0.1e-3
-"""Seconds that the emulator itself takes per direction; they are part of the latency that was asked for."""
+"""Seconds that the emulator itself takes per direction, which count towards the latency that was asked for."""
 
 
 def wire_bytes(nbytes: int) -> int:
@@ -23,7 +23,7 @@ def wire_bytes(nbytes: int) -> int:
 
 
 class Line:
-    """One direction of a link: carries one packet at a time, the others wait in a queue of `limit` bytes.
+    """One direction of a link. It carries one packet at a time; the others wait in a queue of `limit` bytes.
 
     Without a bandwidth nothing waits.
     """
@@ -34,7 +34,7 @@ class Line:
         self._free = 0.0
 
     def send(self, now: float, nbytes: int) -> tuple[float, float] | None:
-        """When a packet handed over at `now` begins and ends to leave; None if it finds the queue full."""
+        """When a packet handed over at `now` starts and finishes leaving; None if it finds the queue full."""
         begin = max(now, self._free)
         end = begin + nbytes * self._per_byte
         if end - now > self._patience:
@@ -44,9 +44,9 @@ class Line:
 
 
 class Flows:
-    """Limits of a server's single connections: each that carries much data gets the next rate, in turns.
+    """Limits of a server's single connections: each one that carries much data gets the next rate in turn.
 
-    Connections for control, which carry little, stay as they are and take no turn.
+    Control connections, which carry little, are not limited and take no turn.
     """
 
     def __init__(self, rates: Sequence[float], limit: int) -> None:
@@ -55,7 +55,7 @@ class Flows:
         self._lines: dict[bytes, Line] = {}
 
     def leave(self, now: float, flow: bytes, nbytes: int) -> float | None:
-        """When a packet of a connection handed over at `now` may go to the link; None if it is dropped."""
+        """When a packet that a connection hands over at `now` may go to the link; None if it is dropped."""
         if not self.rates:
             return now
         if flow not in self._lines:
@@ -86,15 +86,15 @@ class Port:
         self.down = Line(self.link.bandwidth, self.limit)
 
     def leave(self, now: float, nbytes: int) -> tuple[float, float] | None:
-        """When a packet of this server's begins and ends to reach the switch; None if it is dropped."""
+        """When a packet of this server starts and finishes arriving at the switch; None if it is dropped."""
         times = self.up.send(now, nbytes)
         self.drops += times is None
         return times
 
     def arrive(self, begin: float, end: float, nbytes: int) -> float | None:
-        """When the server has a packet that reaches the switch from `begin` to `end`; None if it gets lost.
+        """When the server has received a packet that arrives at the switch from `begin` to `end`; None if it is lost.
 
-        The segments of a packet pass through the switch one after the other, so two equal links take the time of one.
+        The segments of a packet pass through the switch one after the other, so two equal links take as long as one.
         Packets do not overtake each other.
         """
         if self.link.loss and self.random.random() < self.link.loss:

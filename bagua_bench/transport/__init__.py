@@ -1,6 +1,7 @@
 """Bagua-Net, a multi-stream TCP transport: one C++ core, an NCCL net plugin and a torch.distributed backend.
 
-Importing this makes the backend known: `torch.distributed.init_process_group("bagua_net")`.
+docs/transport.md describes it. Importing this package makes the backend known to
+`torch.distributed.init_process_group("bagua_net")`.
 """
 
 from bagua_bench.transport.torch_backend import register

@@ -1,4 +1,4 @@
-"""The variables that the compiled transport reads, and those that make NCCL use it."""
+"""Environment variables that the compiled transport reads, and those that make NCCL use it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ NCCL_NAME = "BaguaNet"
 
 
 def for_nccl(streams: int) -> dict[str, str]:
-    """For any program that uses NCCL.
+    """Variables for any program that uses NCCL.
 
-    NCCL_NET makes a plugin that cannot be loaded an error; NCCL 2.28 and 2.29 forget a plugin when the last
+    NCCL_NET turns a plugin that cannot be loaded into an error. NCCL 2.28 and 2.29 forget a plugin when the last
     communicator goes (https://github.com/NVIDIA/nccl/issues/1978) unless they count references.
     """
     return {
@@ -26,17 +26,17 @@ def for_nccl(streams: int) -> dict[str, str]:
 
 
 def for_torch(streams: int) -> dict[str, str]:
-    """For the torch.distributed backend."""
+    """Variables for the torch.distributed backend."""
     return {"BAGUA_NET_STREAMS": str(streams)}
 
 
 def streams(transport: TransportPart) -> dict[str, list[dict[str, float]]] | None:
-    """What NCCL's plugin counted per comm and stream in this process; None if the transport is not that."""
+    """Counters of the NCCL plugin per comm and stream of this process; None with any other transport."""
     return native.report_plugin() if transport.plugin else None
 
 
 def apply(transport: TransportPart) -> None:
-    """Prepare this process for a resolved `transport` group; before its first process group is made."""
+    """Prepare this process for a resolved `transport` group, before it makes its first process group."""
     if transport.streams is not None:
         choose = for_nccl if transport.plugin else for_torch
         os.environ.update(choose(transport.streams))

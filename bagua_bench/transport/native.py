@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from bagua_bench import libraries
 
 NAME = "bagua_net"
-"""What torch.distributed knows the transport by."""
+"""The name by which torch.distributed knows the transport."""
 HANDLE = 128
-"""Bytes that a rank publishes so that others can connect."""
+"""Size in bytes of what a rank publishes so that others can connect."""
 _P, _I, _L, _Z = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
 _REMOTE = 6
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -50,7 +50,7 @@ class _Piece(ctypes.Structure):
 
 
 class StreamReport(ctypes.Structure):
-    """What one stream counted: see report.h."""
+    """The counters of one stream; see cpp/core/report.h."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("bytes_sent", "chunks_sent", "bytes_received", "chunks_received")),
@@ -70,7 +70,7 @@ def _library() -> ctypes.CDLL:
 
 
 class Group:
-    """Ranks that are, or are about to be, connected. Errors of the network are RuntimeErrors with the C++ text."""
+    """Ranks that are, or will be, connected. Errors of the network are RuntimeErrors with the text from C++."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -92,48 +92,48 @@ class Group:
             self._lib.bagua_net_close(group)
 
     def abort(self) -> None:
-        """Make everything pending fail; from any thread."""
+        """Make everything pending fail; may be called from any thread."""
         if self._group:
             self._lib.bagua_net_abort(self._group)
 
     def all_reduce(self, address: int, count: int, dtype: int, op: int, timeout: float) -> None:
-        """In place."""
+        """Reduce in place, to all."""
         self._check("all_reduce", self._lib.bagua_net_all_reduce(self._group, address, count, dtype, op, _ns(timeout)))
 
     def reduce(self, address: int, count: int, dtype: int, op: int, root: int, timeout: float) -> None:
-        """In place on the root."""
+        """Reduce in place, to the root."""
         code = self._lib.bagua_net_reduce(self._group, address, count, dtype, op, root, _ns(timeout))
         self._check("reduce", code)
 
     def broadcast(self, address: int, size: int, root: int, timeout: float) -> None:
-        """`size` bytes from the root."""
+        """`size` bytes from the root to all."""
         self._check("broadcast", self._lib.bagua_net_broadcast(self._group, address, size, root, _ns(timeout)))
 
     def all_gather(self, addresses: Sequence[int], size: int, timeout: float) -> None:
-        """`size` bytes of every rank to its address; the own one must hold them already."""
+        """`size` bytes of every rank to its address; this rank's own block must be filled in already."""
         blocks = (_P * len(addresses))(*addresses)
         self._check("all_gather", self._lib.bagua_net_all_gather(self._group, blocks, size, _ns(timeout)))
 
     def reduce_scatter(self, address: int, count: int, dtype: int, op: int, timeout: float) -> None:
-        """Blocks of `count` elements, overwritten; the own one becomes the result."""
+        """Blocks of `count` elements, all overwritten; this rank's own block becomes the result."""
         code = self._lib.bagua_net_reduce_scatter(self._group, address, count, dtype, op, _ns(timeout))
         self._check("reduce_scatter", code)
 
     def move(self, pieces: Iterable[Piece], timeout: float) -> None:
-        """All pieces at once; in order for each peer and direction."""
+        """Move all pieces at once; those of one peer and direction go in order."""
         items = [_Piece(*piece) for piece in pieces if piece.size > 0]
         array = (_Piece * len(items))(*items)
         self._check("move", self._lib.bagua_net_move(self._group, array, len(items), _ns(timeout)))
 
     def start(self, piece: Piece, tag: int) -> int:
-        """Begin a message between two ranks; a number to wait for."""
+        """Start a message between two ranks; returns a number to wait for."""
         number: int = self._lib.bagua_net_start(self._group, *piece, tag)
         if not number:
             raise ValueError(f"bagua_net: rank {piece.peer} is not another rank of this group of {self.size}")
         return number
 
     def wait(self, number: int, timeout: float) -> bool:
-        """Whether the message has ended in this time; RuntimeError if it ended badly."""
+        """Whether the message ends within this time; RuntimeError if it fails."""
         code = _I()
         ended = self._lib.bagua_net_wait(self._group, number, _ns(timeout), ctypes.byref(code))
         if ended:
@@ -160,7 +160,7 @@ class Group:
 
 @cache
 def announce(line: str) -> None:
-    """Say it on stderr, once: users must see whether the transport is on, and sub-groups would only repeat it."""
+    """Print a line on stderr once: users must see that the transport is on, but sub-groups would only repeat it."""
     print(line, file=sys.stderr, flush=True)
 
 

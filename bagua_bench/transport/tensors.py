@@ -1,4 +1,4 @@
-"""Tensors and operations as the transport takes them: contiguous memory, and numbers for what it holds."""
+"""Tensors and operations in the form that the transport takes: contiguous memory and numbers for types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AVG, _FIRST_BITS, _FLOATS = 1, 5, 4
 
 
 class Dense:
-    """Contiguous memory that stands for a tensor: its own, or a copy that is stored back."""
+    """Contiguous memory for a tensor: the tensor's own, or a copy that is stored back."""
 
     def __init__(self, x: Tensor, load: bool = True) -> None:
         if x.device.type != "cpu":
@@ -34,7 +34,7 @@ class Dense:
         self.data = x if x.is_contiguous() else x.contiguous() if load else torch.empty(x.shape, dtype=x.dtype)
 
     def store(self) -> None:
-        """Bring the tensor up to date."""
+        """Copy the result back into the tensor, if it was copied out."""
         if self.data is not self._x:
             self._x.copy_(self.data)
 
@@ -47,7 +47,7 @@ class Dense:
 
 
 def numbers_of(x: Tensor, opts: Any) -> tuple[int, int]:
-    """Numbers of its type and of the operation; ValueError for what cannot be reduced."""
+    """The numbers of its type and of the operation; ValueError if these cannot be reduced."""
     name = "SUM" if opts is None else opts.reduceOp.op.name
     dtype = DTYPES.get(x.dtype)
     op = _OPS.index(name) if name in _OPS else None

@@ -21,8 +21,8 @@ _ProcessGroup: Any = dist.ProcessGroup  # its stubs know neither its overloads n
 class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group; collective calls must come in the same order on all its ranks.
 
-    `timeout`: for so long a collective operation may go without moving a byte, and a message may take once it is waited
-    for, as with gloo.
+    `timeout` is how long a collective operation may go without moving a byte and, as with gloo, how long a message may
+    take once somebody waits for it.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
@@ -88,7 +88,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
             d.store()
 
     def all_gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> Job:
-        """Every rank's tensor to all, one behind the other."""
+        """Every rank's tensor to all, one after the other in `output`."""
 
         def run() -> None:
             with Dense(output, load=False) as data:
@@ -163,7 +163,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         return self._run(run, outputs, opts)
 
     def _move(self, out: Sequence[Tensor] | dict[int, Tensor], into: Any, opts: Any) -> None:
-        """Send one tensor to each of some ranks, receive one from each of some; the own one is copied."""
+        """Send tensors to some ranks and receive tensors from some; what goes to this rank itself is copied."""
         sends = dict(out) if isinstance(out, dict) else dict(enumerate(out))
         receives = dict(into) if isinstance(into, dict) else dict(enumerate(into))
         own = self.rank()
@@ -191,7 +191,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
     def _message(self, peer: int, sending: bool, data: Tensor, tag: int, finish: Callable[[], None]) -> Message:
         number = self._native.start(Piece(peer, sending, data.data_ptr(), data.nbytes), tag)
 
-        def done(data: Tensor = data) -> None:  # holds the memory until then
+        def done(data: Tensor = data) -> None:  # keeps the memory alive until then
             finish()
 
         return Message(self._native, number, self._timeout, peer, done)
@@ -203,27 +203,27 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         return self._run(lambda: self._native.all_reduce(token.data_ptr(), 1, *kind, self._limit(opts)), [], opts)
 
     def abort(self) -> None:
-        """Make everything pending fail."""
+        """Make all pending operations fail."""
         self._native.abort()
 
     def shutdown(self) -> None:
-        """Close the connections when what was started has ended."""
+        """Close the connections once all operations that were started have ended."""
         self._end()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """For operations started from now on."""
+        """Set the time-out of operations that start from now on."""
         self._timeout = timeout.total_seconds()
 
     def report(self, peer: int) -> list[dict[str, float]]:
-        """Counters of the streams to a rank: see core/report.h."""
+        """Counters of the streams to a rank; see cpp/core/report.h."""
         return self._native.report(peer)
 
     def getBackendName(self) -> str:
-        """As registered."""
+        """The name under which it is registered."""
         return NAME
 
     def _get_backend(self, device: torch.device) -> Any:
-        """What moves tensors of a device; torch 2.15 asks for it before a batch of messages."""
+        """The backend that moves tensors of a device; torch 2.15 asks for it before a batch of messages."""
         return self if device.type == "cpu" else super()._get_backend(device)
 
     def _set_group_name(self, name: str) -> None:
@@ -231,7 +231,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """What torch called the group."""
+        """The name that torch gave the group."""
         return self._own_name
 
     def _run(self, call: Callable[[], Any], value: Any, opts: Any) -> Job:

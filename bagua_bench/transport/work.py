@@ -1,4 +1,4 @@
-"""Operations that were started: what `torch.distributed` waits for."""
+"""Operations that were started, for `torch.distributed` to wait for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Job(Work):
         super().__init__()
         self._run, self._value = run, value
         self._ended = False
-        self._running = threading.Lock()  # free as soon as it has ended: an Event costs as much as a small operation
+        self._running = threading.Lock()  # released at the end; an Event would cost as much as a small operation
         self._running.acquire()
         self._error: BaseException | None = None
         self._end: torch.futures.Future[None] | None = None
@@ -29,7 +29,7 @@ class Job(Work):
         self._lock = threading.Lock()
 
     def execute(self) -> None:
-        """Run it in this thread and tell who waits."""
+        """Run it in this thread and notify whoever waits."""
         try:
             self._run()
         except BaseException as error:
@@ -74,7 +74,7 @@ class Job(Work):
         return self._value
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the tensors; where the operation failed its value is a RuntimeError, in C++ as in Python.
+        """A future of the tensors. If the operation fails, its value is a RuntimeError, in C++ as in Python.
 
         (`Future.set_exception` only tells Python: DDP's reducer would take the exception for a list of tensors.)
         """
@@ -88,7 +88,7 @@ class Job(Work):
 
 
 class Message(Work):
-    """A message between two ranks; `keep` is what must live until it has ended."""
+    """A message between two ranks; `finish` is called once, when it has arrived."""
 
     def __init__(self, group: Group, number: int, timeout: float, source: int, finish: Callable[[], None]) -> None:
         super().__init__()
@@ -114,14 +114,15 @@ class Message(Work):
         return self._poll(0)
 
     def source_rank(self) -> int:
-        """Rank that a received message came from."""
+        """The rank that a received message came from."""
         return self._source
 
 
 class Lane:
-    """Runs collective operations one after the other: in the caller's thread if it would wait anyway, else in its own.
+    """Runs collective operations one after the other.
 
-    The thread starts with the first operation that needs it.
+    An operation runs in its caller's thread if that would wait anyway, otherwise in the lane's own, which starts with
+    the first operation that needs it.
     """
 
     def __init__(self, close: Callable[[], None]) -> None:
@@ -133,7 +134,7 @@ class Lane:
         self._close = close
 
     def run(self, job: Job, asynchronous: bool) -> Job:
-        """Start it; it has ended on return unless `asynchronous` or others are before it."""
+        """Start it; on return it has ended unless it is `asynchronous` or others go first."""
         with self._count:
             inline = not asynchronous and self._waiting == 0
             self._waiting += 1
@@ -158,7 +159,7 @@ class Lane:
         self._close()
 
     def end(self) -> None:
-        """Close when everything before has ended."""
+        """Close once all earlier operations have ended."""
         with self._count:
             if self._thread is not None:
                 self._queue.put(None)

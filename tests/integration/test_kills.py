@@ -1,4 +1,4 @@
-"""A short version of `python -m tests.kills`."""
+"""A short version of `python -m tools.kills`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from tests.emulated import needs, traces
-from tests.kills import clear, kill_one, problems, resume
+from tools.kills import clear, kill_one, problems, resume
 
 
 @needs("auto")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bagua_bench import libraries
-from bagua_bench.transport.harness.pair import Pair
+from tools.transport import compiled
+from tools.transport.pair import Pair
 
 Start = Callable[..., Pair]
 NEWEST = "ncclNetPlugin_v12"
@@ -19,7 +20,7 @@ NEWEST = "ncclNetPlugin_v12"
 def built() -> tuple[Path, Path]:
     """The harness and the plugin."""
     try:
-        return libraries.harness(), libraries.plugin()
+        return compiled.harness(), libraries.plugin()
     except RuntimeError as error:
         pytest.skip(str(error))
 

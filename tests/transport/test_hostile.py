@@ -1,4 +1,4 @@
-"""Faults and strangers, a few of each; `python -m bagua_bench.transport soak` runs the many."""
+"""Faults and strangers, a few of each; `python -m tools.transport soak` runs the many."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench.transport.harness import faults, shaped, siege
 from tests.transport.conftest import NEWEST, Start
+from tools.transport import faults, shaped, siege
 
 
 @pytest.mark.parametrize("helpers", ["0", "1"])
@@ -42,7 +42,7 @@ def test_malformed_chunks_are_an_error_and_nothing_else(built: tuple[Path, Path]
 
 
 def test_a_second_claim_to_a_stream_is_refused(start: Start) -> None:
-    from bagua_bench.transport.harness.strangers import Target, join, receive
+    from tools.transport.strangers import Target, join, receive
 
     pair = start()
     target = Target.of(pair.b.ask("listen", name="l")["handle"])
@@ -60,7 +60,7 @@ def test_a_second_claim_to_a_stream_is_refused(start: Start) -> None:
 
 @pytest.mark.parametrize("receipt", ["too early", "missing", "and good-bye"])
 def test_a_lent_message_is_over_when_its_receipt_says_so(start: Start, receipt: str) -> None:
-    from bagua_bench.transport.harness.strangers import MAGIC, Target, join, receive
+    from tools.transport.strangers import MAGIC, Target, join, receive
 
     pair = start(environment={"BAGUA_NET_STREAMS": "1"})
     target = Target.of(pair.a.ask("listen", name="l")["handle"])

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench.transport.harness import lossy, measure, shaped
-from bagua_bench.transport.harness.pair import HarnessError, Pair, Process
 from tests.emulated import needs
 from tests.transport.conftest import Start
+from tools.transport import lossy, measure, shaped
+from tools.transport.pair import HarnessError, Pair, Process
 
 VERSIONS = (6, 7, 8, 9, 10, 11, 12)
 MIB = 2**20
@@ -215,7 +215,7 @@ def test_who_does_not_know_the_secret_cannot_join(
 def test_a_measurement_that_is_ended_leaves_no_namespaces(built: tuple[object, object]) -> None:
     if reason := shaped.unavailable():
         pytest.skip(reason)
-    command = [sys.executable, "-m", "bagua_bench.transport", "bench", "--latency", "--sizes=1MiB"]
+    command = [sys.executable, "-m", "tools.transport", "bench", "--latency", "--sizes=1MiB"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         made = [Path("/run/netns", f"bb{running.pid}{side}") for side in "ab"]
         until = time.monotonic() + 30

@@ -1,4 +1,4 @@
-"""A short run under sanitizers; `python -m bagua_bench.transport sanitize` is longer."""
+"""A short run under sanitizers; `python -m tools.transport sanitize` is longer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench.transport.harness import sanitize
+from tools.transport import sanitize
 
 
 @pytest.mark.parametrize("kind", sanitize.SANITIZERS)

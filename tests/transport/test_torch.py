@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_bench.comm.torch_groups import TorchComm
-from bagua_bench.transport.harness.pair import GROUP, Pair
 from tests.ranks import outcomes, run
+from tools.transport.pair import GROUP, Pair
 
 HOME = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("built")

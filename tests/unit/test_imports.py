@@ -43,6 +43,12 @@ def test_the_suite_names_no_concrete_algorithm_or_task() -> None:
             assert top not in ("algorithms", "tasks") or module.split(".")[-1] == "base", f"{path} imports {name}"
 
 
+def test_nothing_that_is_installed_needs_what_is_not() -> None:
+    for package in ("algorithms", "tasks", "bagua_bench"):
+        for path in (HOME / package).rglob("*.py"):
+            assert not [n for n in imported(path) if n.split(".")[0] in ("tools", "tests")], path
+
+
 def test_torchvision_is_imported_in_one_place() -> None:
     users = {p.name for p in HOME.glob("tasks/*.py") if any(n.split(".")[0] == "torchvision" for n in imported(p))}
     assert users == {"torchvision_compat.py"}

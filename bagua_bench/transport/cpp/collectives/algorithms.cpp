@@ -1,0 +1,245 @@
+#include "algorithms.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "pipeline.h"
+
+namespace bagua {
+
+namespace {
+
+constexpr size_t kAlign = 64;  // the kernel copies faster to aligned places
+constexpr size_t kFewSteps = 32 << 10;  // bytes up to which the number of steps matters more than the bytes moved
+
+// Incoming slice i belongs to the place at(i), where it is combined with what is there or replaces it.
+template <class At, class Combines>
+void take(Pipeline& p, Mesh& mesh, size_t slice, Elements e, At at, Combines combines) {
+    const size_t place = (slice + kAlign - 1) / kAlign * kAlign;
+    unsigned char* scratch = mesh.scratch(Pipeline::kSlots * place);
+    p.incoming = [=](size_t i, size_t slot) {
+        Slice s = at(i);
+        if (combines(i)) s.data = scratch + slot * place;
+        return s;
+    };
+    p.arrived = [=](size_t i, const Slice& s) {
+        if (combines(i)) combine(at(i).data, s.data, s.size / size_of(e.type), e.type, e.op);
+    };
+}
+
+// A ring over blocks cut into slices. Block b is bytes [begin(b), begin(b + 1)) of `data`.
+struct Ring {
+    Mesh& mesh;
+    unsigned char* data;
+    size_t bytes, unit;  // unit: bytes of an element
+    size_t slice, per_block;  // bytes; number of slices of a block
+
+    Ring(Mesh& m, void* d, size_t total, size_t element) : mesh(m), data(static_cast<unsigned char*>(d)), bytes(total) {
+        unit = element;
+        const size_t block = (total / unit + size_t(m.size) - 1) / size_t(m.size) * unit;
+        slice = slice_size(block) / unit * unit;
+        per_block = std::max<size_t>(1, (block + slice - 1) / slice);
+    }
+    size_t begin(int block) const { return bytes / unit * size_t(block) / size_t(mesh.size) * unit; }
+    int around(int block) const { return (block % mesh.size + mesh.size) % mesh.size; }
+    Slice at(int block, size_t k) const {
+        const size_t from = std::min(begin(block) + k * slice, begin(block + 1));
+        const size_t to = k + 1 == per_block ? begin(block + 1) : std::min(from + slice, begin(block + 1));
+        return {data + from, to - from};
+    }
+
+    // In `reducing` steps incoming data is combined with what is here; in the `passing` steps after them it overwrites
+    // that. The block that a rank sends first is its own number plus `shift`.
+    Status run(int reducing, int passing, int shift, Elements e) {
+        const size_t steps = size_t(reducing + passing);
+        const auto block = [&](size_t i, int back) {
+            return around(mesh.rank + shift - back - int(i / per_block));
+        };
+        Pipeline p;
+        p.to = around(mesh.rank + 1);
+        p.from = around(mesh.rank - 1);
+        p.receives = p.sends = steps * per_block;
+        p.outgoing = [&](size_t i) { return at(block(i, 0), i % per_block); };
+        p.needs = [&](size_t i) { return i < per_block ? 0 : i - per_block + 1; };
+        const auto combines = [&](size_t i) { return i / per_block < size_t(reducing); };
+        take(p, mesh, slice, e, [&](size_t i) { return at(block(i, 1), i % per_block); }, combines);
+        return p.run(mesh);
+    }
+};
+
+// Recursive doubling; ranks beyond the largest power of two hand their data to a partner first and get it back.
+Status in_few_steps(Mesh& mesh, void* data, size_t count, Elements e) {
+    const size_t bytes = count * size_of(e.type);
+    unsigned char* other = mesh.scratch(bytes);
+    int whole = 1;
+    while (2 * whole <= mesh.size) whole *= 2;
+    const int extra = mesh.size - whole;
+    if (mesh.rank >= whole) {
+        const int partner = mesh.rank - whole;
+        if (Status s = mesh.move({{partner, true, data, bytes}}); !s) return s;
+        return mesh.move({{partner, false, data, bytes}});
+    }
+    if (mesh.rank < extra) {
+        if (Status s = mesh.move({{mesh.rank + whole, false, other, bytes}}); !s) return s;
+        combine(data, other, count, e.type, e.op);
+    }
+    for (int distance = 1; distance < whole; distance *= 2) {
+        const int partner = mesh.rank ^ distance;
+        const std::vector<Transfer> both = {{partner, false, other, bytes}, {partner, true, data, bytes}};
+        if (Status s = mesh.move(both); !s) return s;
+        // The lower rank's part goes first on both sides, so that even NaNs come out the same everywhere.
+        if (partner < mesh.rank) {
+            combine(other, data, count, e.type, e.op);
+            std::memcpy(data, other, bytes);
+        } else {
+            combine(data, other, count, e.type, e.op);
+        }
+    }
+    if (mesh.rank < extra) return mesh.move({{mesh.rank + whole, true, data, bytes}});
+    return {};
+}
+
+// Recursive halving and doubling (Rabenseifner): halves of what a rank still has to reduce go to partners at distances
+// 1, 2, 4 ..., the results come back the other way round. As many bytes as a ring, but 2 log2(n) steps instead of
+// 2 (n - 1), over more connections, and the largest parts go to the nearest ranks, which a launcher puts on the same
+// server: between two servers of two ranks each, a third fewer bytes. For powers of two only.
+struct Halving {
+    Mesh& mesh;
+    unsigned char* data;
+    size_t unit;  // bytes of an element
+    Elements e;
+
+    struct Part {
+        size_t first, count;  // elements
+    };
+
+    static bool suits(int ranks) { return ranks > 2 && (ranks & (ranks - 1)) == 0; }
+
+    // Reduce `all` among the ranks whose numbers differ in the bit `distance` or in higher ones.
+    Status run(Part all, int distance) {
+        if (distance == mesh.size) return {};
+        const Part lower{all.first, all.count / 2}, upper{all.first + all.count / 2, all.count - all.count / 2};
+        const bool above = mesh.rank & distance;
+        const Part own = above ? upper : lower, theirs = above ? lower : upper;
+        const int partner = mesh.rank ^ distance;
+        if (Status s = exchange(partner, theirs, own, true); !s) return s;
+        if (Status s = run(own, 2 * distance); !s) return s;
+        return exchange(partner, own, theirs, false);
+    }
+
+    // Incoming data is combined with what is here, or replaces it.
+    Status exchange(int partner, Part sent, Part received, bool combines) {
+        const size_t slice = slice_size(std::max(sent.count, received.count) * unit) / unit * unit;
+        const auto slices = [&](Part part) { return (part.count * unit + slice - 1) / slice; };
+        const auto at = [&](Part part, size_t i) {
+            return Slice{data + part.first * unit + i * slice, std::min(slice, part.count * unit - i * slice)};
+        };
+        Pipeline p;
+        p.to = p.from = partner;
+        p.sends = slices(sent);
+        p.receives = slices(received);
+        p.outgoing = [&](size_t i) { return at(sent, i); };
+        p.needs = [](size_t) { return 0; };
+        take(p, mesh, slice, e, [&](size_t i) { return at(received, i); }, [=](size_t) { return combines; });
+        return p.run(mesh);
+    }
+};
+
+// Slices that run along the ranks, root first (or last).
+Pipeline chain(Mesh& mesh, int place, bool forward, size_t slices) {
+    Pipeline p;
+    const int step = forward ? 1 : mesh.size - 1;
+    p.to = (mesh.rank + step) % mesh.size;
+    p.from = (mesh.rank + mesh.size - step) % mesh.size;
+    p.receives = place > 0 ? slices : 0;
+    p.sends = place < mesh.size - 1 ? slices : 0;
+    p.needs = [place](size_t i) { return place > 0 ? i + 1 : 0; };
+    return p;
+}
+
+}  // namespace
+
+Status all_reduce(Mesh& mesh, void* data, size_t count, Elements e) {
+    const size_t unit = size_of(e.type);
+    if (mesh.size > 1 && count > 0) {
+        const bool small = count * unit <= kFewSteps || count < size_t(mesh.size);
+        Status s;
+        if (small)
+            s = in_few_steps(mesh, data, count, e);
+        else if (Halving::suits(mesh.size))
+            s = Halving{mesh, static_cast<unsigned char*>(data), unit, e}.run({0, count}, 1);
+        else
+            s = Ring(mesh, data, count * unit, unit).run(mesh.size - 1, mesh.size - 1, 0, e);
+        if (!s) return s;
+    }
+    if (e.op == Op::average) divide(data, count, e.type, mesh.size);
+    return {};
+}
+
+Status reduce_scatter(Mesh& mesh, void* data, size_t count, Elements e) {
+    const size_t unit = size_of(e.type), own = size_t(mesh.rank) * count * unit;
+    if (mesh.size > 1 && count > 0) {
+        const size_t total = count * size_t(mesh.size) * unit;
+        if (Status s = Ring(mesh, data, total, unit).run(mesh.size - 1, 0, -1, e); !s) return s;
+    }
+    if (e.op == Op::average) divide(static_cast<unsigned char*>(data) + own, count, e.type, mesh.size);
+    return {};
+}
+
+Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes) {
+    if (bytes <= kFewSteps) {
+        std::vector<Transfer> all;
+        for (int r = 0; r < mesh.size; ++r) {
+            if (r == mesh.rank) continue;
+            all.push_back({r, false, blocks[size_t(r)], bytes});
+            all.push_back({r, true, blocks[size_t(mesh.rank)], bytes});
+        }
+        return mesh.move(all);
+    }
+    const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
+    const auto at = [&](size_t i, int back) {
+        const int block = (mesh.rank - back - int(i / slices) + 2 * mesh.size) % mesh.size;
+        const size_t from = i % slices * slice;
+        return Slice{static_cast<unsigned char*>(blocks[size_t(block)]) + from, std::min(slice, bytes - from)};
+    };
+    Pipeline p = chain(mesh, 0, true, 0);
+    p.receives = p.sends = size_t(mesh.size - 1) * slices;
+    p.needs = [&](size_t i) { return i < slices ? 0 : i - slices + 1; };
+    p.outgoing = [&](size_t i) { return at(i, 0); };
+    p.incoming = [&](size_t i, size_t) { return at(i, 1); };
+    p.arrived = [](size_t, const Slice&) {};
+    return p.run(mesh);
+}
+
+Status broadcast(Mesh& mesh, void* data, size_t bytes, int root) {
+    const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
+    const auto at = [&](size_t i) {
+        return Slice{static_cast<unsigned char*>(data) + i * slice, std::min(slice, bytes - i * slice)};
+    };
+    Pipeline p = chain(mesh, (mesh.rank - root + mesh.size) % mesh.size, true, slices);
+    p.outgoing = at;
+    p.incoming = [&](size_t i, size_t) { return at(i); };
+    p.arrived = [](size_t, const Slice&) {};
+    return p.run(mesh);
+}
+
+Status reduce(Mesh& mesh, void* data, size_t count, Elements e, int root) {
+    const size_t unit = size_of(e.type), bytes = count * unit;
+    const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
+    const bool is_root = mesh.rank == root;
+    const int place = (root - 1 - mesh.rank + 2 * mesh.size) % mesh.size;  // the root is last
+    unsigned char* scratch = mesh.scratch(Pipeline::kSlots * slice + (is_root ? 0 : bytes));
+    unsigned char* partial = scratch + Pipeline::kSlots * slice;
+    if (!is_root && bytes) std::memcpy(partial, data, bytes);
+    unsigned char* here = is_root ? static_cast<unsigned char*>(data) : partial;
+    const auto at = [&](size_t i) { return Slice{here + i * slice, std::min(slice, bytes - i * slice)}; };
+    Pipeline p = chain(mesh, place, false, slices);
+    p.outgoing = at;
+    p.incoming = [&](size_t i, size_t slot) { return Slice{scratch + slot * slice, at(i).size}; };
+    p.arrived = [&](size_t i, const Slice& s) { combine(at(i).data, s.data, s.size / unit, e.type, e.op); };
+    if (Status s = p.run(mesh); !s) return s;
+    if (is_root && e.op == Op::average) divide(data, count, e.type, mesh.size);
+    return {};
+}
+
+}  // namespace bagua

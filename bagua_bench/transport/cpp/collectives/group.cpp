@@ -1,0 +1,207 @@
+#include "group.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+
+#include "../core/settings.h"
+#include "algorithms.h"
+#include "messages.h"
+
+namespace {
+
+using namespace bagua;
+
+constexpr int kLanes = 2;
+constexpr long kPoll = 200 * kMicrosecond;
+
+struct Group {
+    Settings settings;
+    std::vector<Interface> interfaces;
+    std::unique_ptr<Listener> listener;
+    Mesh collectives, point_to_point;
+    std::unique_ptr<Messages> messages;
+    std::atomic<bool> aborted{false};
+    std::mutex error_mutex;
+    std::string error;
+
+    Group(int rank, int size) : collectives(rank, size), point_to_point(rank, size) {}
+    Mesh& lane(int number) { return number ? point_to_point : collectives; }
+};
+
+Group& group_of(void* group) { return *static_cast<Group*>(group); }
+
+void copy_text(const std::string& text, char* out, size_t room) { std::snprintf(out, room, "%s", text.c_str()); }
+
+int finish(Group& g, const Status& status) {
+    if (!status) {
+        const std::lock_guard<std::mutex> guard(g.error_mutex);
+        g.error = status.text;
+    }
+    return int(status.code);
+}
+
+uint64_t name_of(int rank, int lane) { return uint64_t(rank) << 8 | uint64_t(lane); }
+
+// Call the lower ranks and wait for calls of the higher ones.
+Status join(Group& g, const std::vector<Handle>& handles, int64_t deadline) {
+    const int rank = g.collectives.rank, size = g.collectives.size;
+    std::vector<std::pair<int, std::unique_ptr<Connector>>> calls;  // lane and rank in one number
+    for (int peer = 0; peer < rank; ++peer)
+        for (int lane = 0; lane < kLanes; ++lane)
+            calls.emplace_back(peer * kLanes + lane,
+                               std::make_unique<Connector>(g.settings, g.interfaces, handles[size_t(peer)],
+                                                           name_of(rank, lane)));
+    int missing = (size - 1) * kLanes;
+    while (missing > 0) {
+        if (g.aborted) return {Code::system, "aborted"};
+        if (now_ns() > deadline) return {Code::remote, "not all ranks connected in time"};
+        bool news = false;
+        for (auto& [target, call] : calls) {
+            if (!call) continue;
+            std::unique_ptr<Connection> made;
+            if (Status s = call->step(&made); !s) return s;
+            if (!made) continue;
+            g.lane(target % kLanes).set(target / kLanes, std::move(made));
+            call.reset();
+            --missing, news = true;
+        }
+        if (auto made = g.listener->accept()) {
+            const auto peer = made->name >> 8, lane = made->name & 255;
+            const bool expected = peer > uint64_t(rank) && peer < uint64_t(size) && lane < kLanes &&
+                                  !g.lane(int(lane)).find(int(peer));
+            if (!expected) return {Code::remote, "a connection from a rank that does not belong here"};
+            g.lane(int(lane)).set(int(peer), std::move(made));
+            --missing, news = true;
+        }
+        const timespec nap{0, kPoll};
+        if (!news) nanosleep(&nap, nullptr);
+    }
+    g.listener.reset();
+    return {};
+}
+
+// Whether an argument makes no sense in this group.
+bool wrong(const Group& g, int root, int type, int op) {
+    return root < 0 || root >= g.collectives.size || type < 0 || type > int(Type::boolean) || op < 0 ||
+           op > int(Op::bxor) || !allowed(Type(type), Op(op));
+}
+
+// The collectives' mesh, ready for one operation.
+Mesh& begin(Group& g, int64_t timeout_ns) {
+    g.collectives.begin(timeout_ns);
+    return g.collectives;
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT void* bagua_net_open(int rank, int size, void* handle, char* error, size_t room) {
+    auto g = std::make_unique<Group>(rank, size);
+    Status status = read_settings(&g->settings, &g->interfaces);
+    if (status && g->interfaces.empty()) g->interfaces = find_interfaces("=lo", AF_UNSPEC);  // no network here
+    if (status) status = Listener::open(g->settings, g->interfaces, &g->listener);
+    if (!status) {
+        copy_text(status.text, error, room);
+        return nullptr;
+    }
+    std::memset(handle, 0, 128);
+    std::memcpy(handle, &g->listener->handle(), sizeof(Handle));
+    return g.release();
+}
+
+EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) {
+    Group& g = group_of(group);
+    std::vector<Handle> all(size_t(g.collectives.size));
+    for (size_t i = 0; i < all.size(); ++i)
+        std::memcpy(&all[i], static_cast<const char*>(handles) + 128 * i, sizeof(Handle));
+    g.settings.connect_timeout = timeout_ns;
+    const Status status = join(g, all, now_ns() + timeout_ns);
+    if (status) g.messages = std::make_unique<Messages>(g.point_to_point);
+    return finish(g, status);
+}
+
+EXPORT void bagua_net_describe(void* group, char* text, size_t room) {
+    const Group& g = group_of(group);
+    std::string names;
+    for (const auto& i : g.interfaces) names += (names.empty() ? "" : ",") + i.name;
+    copy_text(std::to_string(g.settings.streams) + " streams to every rank over " + names +
+                  (g.settings.crc ? ", checksums on" : ""),
+              text, room);
+}
+
+EXPORT void bagua_net_close(void* group) { delete static_cast<Group*>(group); }
+
+EXPORT void bagua_net_abort(void* group) {
+    Group& g = group_of(group);
+    g.aborted = true;
+    if (g.messages) g.messages->abort("aborted");
+    g.collectives.abort();
+}
+
+EXPORT void bagua_net_error(void* group, char* error, size_t room) {
+    Group& g = group_of(group);
+    const std::lock_guard<std::mutex> guard(g.error_mutex);
+    copy_text(g.error, error, room);
+}
+
+EXPORT int bagua_net_all_reduce(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns) {
+    Group& g = group_of(group);
+    if (wrong(g, 0, type, op)) return int(Code::argument);
+    return finish(g, all_reduce(begin(g, timeout_ns), data, count, {Type(type), Op(op)}));
+}
+
+EXPORT int bagua_net_reduce(void* group, void* data, size_t count, int type, int op, int root, int64_t timeout_ns) {
+    Group& g = group_of(group);
+    if (wrong(g, root, type, op)) return int(Code::argument);
+    return finish(g, reduce(begin(g, timeout_ns), data, count, {Type(type), Op(op)}, root));
+}
+
+EXPORT int bagua_net_broadcast(void* group, void* data, size_t bytes, int root, int64_t timeout_ns) {
+    Group& g = group_of(group);
+    if (wrong(g, root, 0, 0)) return int(Code::argument);
+    return finish(g, broadcast(begin(g, timeout_ns), data, bytes, root));
+}
+
+EXPORT int bagua_net_all_gather(void* group, void* const* blocks, size_t bytes, int64_t timeout_ns) {
+    Group& g = group_of(group);
+    const std::vector<void*> all(blocks, blocks + g.collectives.size);
+    return finish(g, all_gather(begin(g, timeout_ns), all, bytes));
+}
+
+EXPORT int bagua_net_reduce_scatter(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns) {
+    Group& g = group_of(group);
+    if (wrong(g, 0, type, op)) return int(Code::argument);
+    return finish(g, reduce_scatter(begin(g, timeout_ns), data, count, {Type(type), Op(op)}));
+}
+
+EXPORT int bagua_net_move(void* group, const Piece* pieces, size_t count, int64_t timeout_ns) {
+    Group& g = group_of(group);
+    std::vector<Transfer> transfers;
+    for (size_t i = 0; i < count; ++i) {
+        const Piece& p = pieces[i];
+        if (wrong(g, p.peer, 0, 0) || p.peer == g.collectives.rank) return int(Code::argument);
+        transfers.push_back({p.peer, p.sending != 0, p.data, size_t(p.size)});
+    }
+    return finish(g, begin(g, timeout_ns).move(transfers));
+}
+
+EXPORT uint64_t bagua_net_start(void* group, int peer, int sending, void* data, size_t size, uint32_t tag) {
+    Group& g = group_of(group);
+    if (wrong(g, peer, 0, 0) || peer == g.collectives.rank) return 0;
+    return g.messages->start(peer, sending != 0, data, size, tag);
+}
+
+EXPORT int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, int* code) {
+    Group& g = group_of(group);
+    if (!g.messages->wait(operation, timeout_ns)) return 0;
+    *code = finish(g, g.messages->result(operation));
+    return 1;
+}
+
+EXPORT int bagua_net_report(void* group, int peer, int lane, StreamReport* out, int most) {
+    Connection* connection = group_of(group).lane(lane).find(peer);
+    return connection ? report(*connection, out, most) : 0;
+}

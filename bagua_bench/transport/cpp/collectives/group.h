@@ -1,0 +1,42 @@
+// The C interface of a group of ranks for torch_backend.py. Calls return 0 or one of NCCL's codes; the text of the
+// last error of a group is kept with it. Collective calls of one group must not overlap; messages may.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../core/report.h"
+
+extern "C" {
+
+struct Piece {
+    int32_t peer, sending;
+    void* data;
+    uint64_t size;
+};
+
+// Listens; `handle` receives 128 bytes for all other ranks. Null on error, text in `error`.
+void* bagua_net_open(int rank, int size, void* handle, char* error, size_t room);
+// `handles` holds 128 bytes of every rank. Blocks until all are connected.
+int bagua_net_join(void* group, const void* handles, int64_t timeout_ns);
+void bagua_net_close(void* group);
+// Makes everything that is pending in the group fail; from any thread.
+void bagua_net_abort(void* group);
+void bagua_net_error(void* group, char* error, size_t room);
+
+int bagua_net_all_reduce(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns);
+int bagua_net_reduce(void* group, void* data, size_t count, int type, int op, int root, int64_t timeout_ns);
+int bagua_net_broadcast(void* group, void* data, size_t bytes, int root, int64_t timeout_ns);
+int bagua_net_all_gather(void* group, void* const* blocks, size_t bytes, int64_t timeout_ns);
+int bagua_net_reduce_scatter(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns);
+// Gather, scatter, all-to-all: all pieces at once, in order per peer and direction.
+int bagua_net_move(void* group, const Piece* pieces, size_t count, int64_t timeout_ns);
+
+uint64_t bagua_net_start(void* group, int peer, int sending, void* data, size_t size, uint32_t tag);
+// 1 if it has ended (its result is then in `code`, and it is forgotten), 0 after the time-out.
+int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, int* code);
+
+// Counters of the streams to a rank; `lane` 0: collectives, 1: messages. The number of streams.
+int bagua_net_report(void* group, int peer, int lane, StreamReport* out, int most);
+}

@@ -1,0 +1,141 @@
+#include "mesh.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <deque>
+
+namespace bagua {
+
+namespace {
+
+constexpr int64_t kNap = 100 * kMillisecond;  // the longest wait, after which the signs of life are checked
+
+}  // namespace
+
+Request* Mesh::post(int peer, bool sending, void* data, size_t bytes, uint32_t tag) {
+    return sending ? to(peer).send(data, uint32_t(bytes), tag) : to(peer).receive(data, uint32_t(bytes), tag);
+}
+
+bool Mesh::progress() {
+    bool moved = false;
+    for (auto& c : peers_)
+        if (c && c->pending()) moved |= c->progress();
+    moved_ |= moved;
+    return moved;
+}
+
+bool Mesh::wait(int64_t nanoseconds, int extra_fd) {
+    std::vector<pollfd> fds;
+    std::vector<Connection*> waiting;
+    nanoseconds = std::min(nanoseconds, kNap);
+    const int64_t now = now_ns();
+    for (auto& c : peers_) {
+        if (!c || !c->pending()) continue;
+        if (c->wake_at()) nanoseconds = std::min(nanoseconds, c->wake_at() - now);
+        if (c->resting(now)) continue;
+        fds.push_back({c->poll_fd(), POLLIN, 0});
+        waiting.push_back(c.get());
+    }
+    nanoseconds = std::max<int64_t>(nanoseconds, 0);
+    if (extra_fd < 0 && waiting.size() == 1) {
+        waiting[0]->collect_events(nanoseconds);
+        return false;
+    }
+    if (extra_fd >= 0) fds.push_back({extra_fd, POLLIN, 0});
+    const timespec limit{nanoseconds / kSecond, nanoseconds % kSecond};
+    if (ppoll(fds.data(), fds.size(), &limit, nullptr) <= 0) return false;
+    for (size_t i = 0; i < waiting.size(); ++i)
+        if (fds[i].revents) waiting[i]->collect_events(0);
+    return extra_fd >= 0 && fds.back().revents;
+}
+
+unsigned char* Mesh::scratch(size_t bytes) {
+    if (bytes > scratch_size_) {
+        scratch_.reset(new unsigned char[bytes]);
+        scratch_size_ = bytes;
+    }
+    return scratch_.get();
+}
+
+Status Mesh::status() const {
+    for (auto& c : peers_)
+        if (c && !c->status()) return c->status();
+    return {};
+}
+
+void Mesh::fail(const std::string& text) {
+    for (auto& c : peers_)
+        if (c) c->fail(Code::remote, text);
+}
+
+void Mesh::begin(int64_t patience) {
+    patience_ = patience;
+    moved_ = true;
+}
+
+Status Mesh::idle() {
+    const int64_t now = now_ns();
+    if (moved_) until_ = now + patience_;
+    moved_ = false;
+    const int64_t left = until_ - now;
+    Status s = status();
+    if (s && aborted_) s = {Code::system, "aborted"};
+    if (s && left <= 0)
+        s = {Code::system, "timed out: nothing moved for " + std::to_string(patience_ / kMillisecond) + " ms"};
+    if (s)
+        wait(left);
+    else
+        fail(s.text);  // nothing may be written any more to memory that the caller is about to take back
+    return s;
+}
+
+Status Mesh::move(const std::vector<Transfer>& transfers) {
+    struct Part {
+        int peer;
+        bool sending;
+        unsigned char* data;
+        size_t size;
+    };
+    std::vector<std::deque<Part>> queues(2 * size_t(size));  // per rank and direction: posted in order
+    for (const auto& t : transfers) {
+        auto* at = static_cast<unsigned char*>(t.data);
+        for (size_t done = 0; done < t.size; done += kMaxMessage)
+            queues[2 * size_t(t.peer) + t.sending].push_back(
+                {t.peer, t.sending, at + done, std::min<size_t>(kMaxMessage, t.size - done)});
+    }
+    std::vector<Request*> open;
+    size_t left = 0;
+    for (const auto& q : queues) left += q.size();
+    while (left > 0 || !open.empty()) {
+        bool moved = false;
+        for (auto& q : queues) {
+            while (!q.empty()) {
+                const Part& p = q.front();
+                Request* r = post(p.peer, p.sending, p.data, p.size);
+                if (!r) break;
+                open.push_back(r);
+                q.pop_front();
+                --left;
+                moved = true;
+            }
+        }
+        moved |= progress();
+        for (size_t i = 0; i < open.size();) {
+            Request* r = open[i];
+            if (r->state != Request::State::done) {
+                ++i;
+                continue;
+            }
+            r->connection->release(r);
+            open[i] = open.back();
+            open.pop_back();
+            moved = true;
+        }
+        if (moved) continue;
+        if (Status s = idle(); !s) return s;
+    }
+    return {};
+}
+
+}  // namespace bagua

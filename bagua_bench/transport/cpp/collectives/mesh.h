@@ -1,0 +1,64 @@
+// The connections of one rank to all others of a group, for one user at a time: the collectives have one mesh, the
+// point-to-point messages another, so that neither waits for the other.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../core/handshake.h"
+
+namespace bagua {
+
+// A piece of memory on its way to or from a rank.
+struct Transfer {
+    int peer;
+    bool sending;
+    void* data;
+    size_t size;
+};
+
+class Mesh {
+  public:
+    Mesh(int rank, int size) : rank(rank), size(size), peers_(size_t(size)) {}
+    const int rank, size;
+
+    Connection& to(int peer) { return *peers_[size_t(peer)]; }
+    Connection* find(int peer) { return peers_[size_t(peer)].get(); }
+    void set(int peer, std::unique_ptr<Connection> connection) { peers_[size_t(peer)] = std::move(connection); }
+
+    // Post a message; null if that must wait, or if the connection has failed.
+    Request* post(int peer, bool sending, void* data, size_t size, uint32_t tag = 0);
+    // Move what can be moved on all connections; false if nothing could.
+    bool progress();
+    // Wait until something may have become possible or `extra_fd` is readable; true in the latter case.
+    bool wait(int64_t nanoseconds, int extra_fd = -1);
+    // The first failure of a connection.
+    Status status() const;
+    void fail(const std::string& text);
+    // Make the user of the mesh give up; may be called from any thread.
+    void abort() { aborted_ = true; }
+
+    // Memory that is kept from call to call, because fresh pages cost as much as sending them.
+    unsigned char* scratch(size_t bytes);
+
+    // Begin an operation. It fails when nothing at all has moved for `patience` (ns); it may take any time as long as
+    // something moves, however much there is to move and however slow the network is.
+    void begin(int64_t patience);
+    // All transfers, in any order between ranks.
+    Status move(const std::vector<Transfer>& transfers);
+    // Wait, in a loop that found nothing to do; an error once the patience is exhausted.
+    Status idle();
+
+  private:
+    std::atomic<bool> aborted_{false};
+    int64_t patience_ = 0, until_ = 0;
+    bool moved_ = true;  // since idle() looked
+    std::vector<std::unique_ptr<Connection>> peers_;
+    std::unique_ptr<unsigned char[]> scratch_;
+    size_t scratch_size_ = 0;
+};
+
+}  // namespace bagua

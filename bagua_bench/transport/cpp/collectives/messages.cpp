@@ -1,0 +1,162 @@
+#include "messages.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+
+namespace bagua {
+
+namespace {
+
+constexpr int64_t kNap = 100 * kMillisecond;
+constexpr int64_t kAway = 5 * kMillisecond;  // a caller that stays away for so long is busy elsewhere
+
+}  // namespace
+
+Messages::Messages(Mesh& mesh) : mesh_(mesh), wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+
+Messages::~Messages() {
+    {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        closing_ = true;
+    }
+    idle_.notify_all();
+    eventfd_write(wake_, 1);
+    if (thread_.joinable()) thread_.join();
+    close(wake_);
+}
+
+uint64_t Messages::start(int peer, bool sending, void* data, size_t size, uint32_t tag) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    Operation o{};
+    o.peer = peer;
+    o.sending = sending;
+    o.data = static_cast<unsigned char*>(data);
+    o.size = size;
+    o.tag = tag;
+    operations_.emplace(next_, std::move(o));
+    ++open_;
+    if (driven_)
+        eventfd_write(wake_, 1);
+    else
+        settle();  // a small message is under way on return
+    touched_ = true;
+    if (open_ > 0 && !thread_.joinable()) thread_ = std::thread([this] { run(); });
+    if (open_ > 0 && dozing_) idle_.notify_one();
+    return next_++;
+}
+
+bool Messages::wait(uint64_t operation, int64_t nanoseconds) {
+    std::unique_lock<std::mutex> guard(mutex_);
+    const auto over = [&] {
+        const auto found = operations_.find(operation);
+        return found == operations_.end() || found->second.ended;
+    };
+    int64_t left = nanoseconds, deadline = 0;
+    while (!over()) {
+        const bool moved = !driven_ && advance();
+        if (left <= 0 || over()) break;
+        if (deadline == 0) deadline = now_ns() + nanoseconds;
+        if (driven_)
+            ended_.wait_for(guard, std::chrono::nanoseconds(left), [&] { return over() || !driven_; });
+        else if (!moved)
+            sleep(guard, left);
+        left = deadline - now_ns();
+    }
+    touched_ = true;
+    if (open_ > 0 && !driven_) ended_.notify_all();  // it is somebody else's turn to drive
+    return over();
+}
+
+Status Messages::result(uint64_t operation) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto found = operations_.find(operation);
+    if (found == operations_.end()) return {Code::argument, "no such operation"};
+    const Status status = found->second.status;
+    if (found->second.ended) operations_.erase(found);
+    return status;
+}
+
+void Messages::abort(const std::string& text) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    mesh_.fail(text);
+    eventfd_write(wake_, 1);
+}
+
+// Give the mesh what it takes, in pieces of at most kMaxMessage; false if something is left.
+bool Messages::post(Operation& o) {
+    do {
+        const size_t size = std::min<size_t>(kMaxMessage, o.size - o.posted);
+        Request* r = mesh_.post(o.peer, o.sending, o.data + o.posted, size, o.tag);
+        if (!r) return false;
+        o.open.push_back(r);
+        o.posted += size;
+    } while (o.posted < o.size);
+    return true;
+}
+
+// Whether it has just ended.
+bool Messages::reap(Operation& o) {
+    const Status status = mesh_.to(o.peer).status();
+    const auto done = [](Request* r) { return r->state == Request::State::done; };
+    const bool whole = !o.open.empty() && o.posted == o.size && std::all_of(o.open.begin(), o.open.end(), done);
+    if (!whole && status) return false;
+    if (whole)
+        for (Request* r : o.open) mesh_.to(o.peer).release(r);
+    o.status = whole ? Status() : status;
+    --open_;
+    return o.ended = true;
+}
+
+// Move what can be moved without waiting; false if nothing could.
+bool Messages::advance() {
+    const bool moved = mesh_.progress();
+    return settle() || moved;
+}
+
+// Post what can be posted and see what has ended; true if something has.
+bool Messages::settle() {
+    std::set<std::pair<int, bool>> full;  // peers and directions whose turn is not over
+    bool news = false;
+    for (auto& [number, o] : operations_) {
+        if (o.ended) continue;
+        const auto lane = std::make_pair(o.peer, o.sending);
+        const bool unposted = o.open.empty() || o.posted < o.size;
+        if (unposted && (full.count(lane) || !post(o))) full.insert(lane);
+        news |= reap(o);
+    }
+    if (news) ended_.notify_all();
+    return news;
+}
+
+// Sleep until the mesh can move on; only abort() may touch it meanwhile.
+void Messages::sleep(std::unique_lock<std::mutex>& guard, int64_t nanoseconds) {
+    driven_ = true;
+    guard.unlock();
+    const bool woken = mesh_.wait(std::min(nanoseconds, kNap), wake_);
+    guard.lock();
+    driven_ = false;
+    eventfd_t count;
+    if (woken) eventfd_read(wake_, &count);
+}
+
+void Messages::run() {
+    std::unique_lock<std::mutex> guard(mutex_);
+    while (!closing_) {
+        dozing_ = true;
+        idle_.wait(guard, [&] { return closing_ || open_ > 0; });
+        dozing_ = false;
+        if (driven_ || touched_) {
+            touched_ = false;
+            if (!driven_) ended_.notify_all();  // callers that waited while this thread drove must take over
+            idle_.wait_for(guard, std::chrono::nanoseconds(kAway), [&] { return closing_; });
+        } else if (!advance()) {
+            sleep(guard, kNap);
+            settle();  // what was started meanwhile
+        }
+    }
+}
+
+}  // namespace bagua

@@ -1,0 +1,36 @@
+// Slices that come from one rank, are treated, and go on to another, with several on their way at once.
+
+#pragma once
+
+#include <functional>
+
+#include "mesh.h"
+
+namespace bagua {
+
+struct Slice {
+    unsigned char* data = nullptr;
+    size_t size = 0;
+};
+
+struct Pipeline {
+    int from = -1, to = -1;  // ranks
+    size_t receives = 0, sends = 0;
+    // Where to put incoming slice i; `slot` is the one of `kSlots` scratch places that is free for it.
+    std::function<Slice(size_t i, size_t slot)> incoming;
+    // It has arrived: treat it.
+    std::function<void(size_t i, const Slice&)> arrived;
+    std::function<Slice(size_t i)> outgoing;
+    // How many slices must have been treated before this one may go.
+    std::function<size_t(size_t i)> needs;
+
+    static constexpr size_t kSlots = 2;  // receives on their way; more of them would not stay in the cache
+    static constexpr size_t kSends = 16;
+
+    Status run(Mesh& mesh);
+};
+
+// Size of a slice for blocks of so many bytes: small enough to overlap several, not so small that calls dominate.
+size_t slice_size(size_t block);
+
+}  // namespace bagua

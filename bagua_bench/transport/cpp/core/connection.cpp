@@ -1,0 +1,144 @@
+#include "connection.h"
+
+#include <linux/tcp.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "tuning.h"
+
+namespace bagua {
+
+namespace {
+
+Socket pop(std::vector<Socket>& sockets) {
+    Socket last = std::move(sockets.back());
+    sockets.pop_back();
+    return last;
+}
+
+}  // namespace
+
+Connection::Connection(const Settings& settings, std::vector<Socket> sockets, const std::string& interfaces,
+                       uint64_t caller)
+    : name(caller),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      trunk_{settings, peer_text(sockets[0].fd()), {}, {}, [this] { hang_up(); }},
+      pulse_(watch_pulse(pop(sockets), settings.timeout)),
+      sender_(trunk_, this),
+      receipts_(trunk_, sender_, pop(sockets)),
+      receiver_(trunk_, receipts_, this) {
+    watch(receipts_.fd(), nullptr);
+    for (auto& socket : sockets) {
+        auto stream = std::make_unique<Stream>();
+        stream->index = int(trunk_.streams.size());
+        stream->where = peer_text(socket.fd());
+        watch(socket.fd(), stream.get());
+        stream->socket = std::move(socket);
+        trunk_.streams.push_back(std::move(stream));
+    }
+    if (settings.log)
+        settings.log(Level::info, "bagua-net 1 in use: " + std::to_string(trunk_.streams.size()) + " streams over " +
+                                      interfaces + " to " + trunk_.peer + (settings.crc ? ", checksums on" : ""));
+}
+
+Connection::~Connection() {
+    hang_up();
+    drop_pulse(pulse_);
+    if (epoll_ >= 0) close(epoll_);
+}
+
+// Have the kernel report events of a socket; null stands for the receipts'.
+void Connection::watch(int fd, Stream* stream) {
+    tune(fd, trunk_.settings.timeout);
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+    event.data.ptr = stream;
+    epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+}
+
+Request* Connection::send(const void* data, uint32_t size, uint32_t tag) {
+    return trunk_.status ? sender_.post(data, size, tag) : nullptr;
+}
+
+Request* Connection::receive(void* data, uint32_t size, uint32_t tag) {
+    return trunk_.status ? receiver_.post(data, size, tag) : nullptr;
+}
+
+bool Connection::pump() {
+    bool moved = receipts_.pump();
+    moved |= sender_.pump();
+    moved |= receiver_.pump();
+    return moved;
+}
+
+bool Connection::progress() {
+    if (!trunk_.status) return false;
+    const int64_t now = now_ns();
+    if (resting(now)) return false;
+    bool moved = pump();
+    const bool due = moved && ++moves_ % Tuning::kMovesPerEventCheck == 0;  // a busy stream must not hide the others
+    const bool ask = due || (!moved && now - asked_ >= Tuning::kEventCheckIntervalNs);
+    if (ask && trunk_.status && collect_events(0) && !moved) moved = pump();
+    if (!moved && trunk_.status) check_life(now);
+    return moved;
+}
+
+bool Connection::collect_events(int64_t nanoseconds) {
+    epoll_event events[kMaxStreams];
+    const timespec limit{nanoseconds / kSecond, nanoseconds % kSecond};
+    const int count = epoll_pwait2(epoll_, events, kMaxStreams, &limit, nullptr);
+    asked_ = now_ns();
+    for (int i = 0; i < count; ++i) {
+        if (!events[i].data.ptr) {
+            receipts_.notice();
+            continue;
+        }
+        auto& s = *static_cast<Stream*>(events[i].data.ptr);
+        const bool broken = events[i].events & (EPOLLERR | EPOLLHUP);
+        s.readable |= broken || events[i].events & (EPOLLIN | EPOLLRDHUP);
+        s.writable |= broken || events[i].events & EPOLLOUT;
+        s.closed |= broken || events[i].events & EPOLLRDHUP;
+        // Nobody reads a parked stream, so its end would not be seen.
+        if (s.parked && events[i].events & EPOLLERR) trunk_.fail(s, ECONNRESET);
+    }
+    return count > 0;
+}
+
+// See to what no event reports: a process that stopped, a path that swallows what is sent on it, a full receive queue.
+void Connection::check_life(int64_t now) {
+    if (pulse_->lost)
+        return fail(Code::remote, "peer " + trunk_.peer + " gave no sign of life for " +
+                                      std::to_string(trunk_.settings.timeout / kMillisecond) +
+                                      " ms: stopped or cut off");
+    // A parked stream holds later messages only: it cannot bring what is pending.
+    const auto over = [](const auto& s) { return s->ended || (s->closed && s->parked); };
+    if (pending() && receipts_.over() && std::all_of(trunk_.streams.begin(), trunk_.streams.end(), over))
+        return fail(Code::remote, "peer " + trunk_.peer + " closed the connection");
+    if (now - checked_ < Tuning::kLifeCheckIntervalNs) return;
+    checked_ = now;
+    check_paths();
+}
+
+void Connection::check_paths() {
+    for (auto& s : trunk_.streams) {
+        s->readable |= s->awaited > 1;  // some kernels run out of memory below the mark without a word
+        tcp_info info{};
+        socklen_t size = sizeof info;
+        if (getsockopt(s->socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
+        const int64_t limit = trunk_.settings.timeout - 2 * Tuning::kLifeCheckIntervalNs;
+        const bool silent = int64_t(info.tcpi_last_ack_recv) * kMillisecond > limit;
+        if (info.tcpi_unacked > 0 && info.tcpi_retransmits > 0 && silent) return trunk_.fail(*s, ETIMEDOUT);
+    }
+}
+
+// Pages that were lent may be overwritten from now on: the kernel must not go on sending them.
+void Connection::hang_up() {
+    const bool drop = sender_.lends();
+    for (auto& s : trunk_.streams) drop ? reset(s->socket.fd()) : shut(s->socket.fd());
+    shut(receipts_.fd());
+}
+
+}  // namespace bagua

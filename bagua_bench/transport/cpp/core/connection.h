@@ -1,0 +1,73 @@
+// Messages over several streams between two processes, both directions. Not thread-safe: its users lock.
+// docs/transport.md describes the protocol.
+//
+// If one stream fails, the connection fails: every pending request ends with the same error, which names the stream
+// and the cause. (Dropping the stream and sending its chunks again would need an acknowledgement of each, because
+// nobody can say which bytes of a dead TCP stream arrived.)
+
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pulse.h"
+#include "receipts.h"
+#include "receiver.h"
+#include "sender.h"
+#include "trunk.h"
+
+namespace bagua {
+
+class Connection {
+  public:
+    // `sockets`: connected, with the handshake done; those of the receipts and of the pulse come last.
+    Connection(const Settings& settings, std::vector<Socket> sockets, const std::string& interfaces,
+               uint64_t name);
+    ~Connection();
+    Connection(const Connection&) = delete;
+    Connection& operator=(const Connection&) = delete;
+
+    // Null without an error in `status()`: too many open requests, try later. `size` <= kMaxMessage.
+    Request* send(const void* data, uint32_t size, uint32_t tag);
+    // `size` may be more than what the peer sends, never less.
+    Request* receive(void* data, uint32_t size, uint32_t tag);
+    // Give a request back, finished or not (not: the connection has failed and will be closed).
+    void release(Request* request) { request->state = Request::State::free; }
+
+    // Move whatever can be moved without waiting; false if nothing could.
+    bool progress();
+    // When progress() should be called again even if no event arrives (ns); 0 = no need.
+    int64_t wake_at() const { return sender_.wake_at(); }
+    // Whether no event before wake_at() is of use.
+    bool resting(int64_t now) const { return receiver_.pending() == 0 && sender_.resting(now); }
+    int poll_fd() const { return epoll_; }
+    // Forget what the kernel said last and ask again; needed after poll_fd() became readable.
+    bool collect_events(int64_t nanoseconds);
+
+    const Status& status() const { return trunk_.status; }
+    void fail(Code code, const std::string& text) { trunk_.fail(code, text); }
+    const std::vector<std::unique_ptr<Stream>>& streams() const { return trunk_.streams; }
+    const std::string& peer() const { return trunk_.peer; }
+    bool pending() const { return sender_.pending() + receiver_.pending() > 0; }
+    void* owner = nullptr;  // for the user
+    const uint64_t name;  // given by the connecting side
+
+  private:
+    void watch(int fd, Stream* stream);
+    bool pump();
+    void check_life(int64_t now);
+    void check_paths();
+    void hang_up();
+
+    int epoll_ = -1;
+    Trunk trunk_;
+    std::shared_ptr<Pulse> pulse_;
+    Sender sender_;
+    Receipts receipts_;
+    Receiver receiver_;
+    unsigned moves_ = 0;  // calls of progress() that moved something
+    int64_t asked_ = 0, checked_ = 0;  // when the kernel was asked for events, and the paths were looked at (ns)
+};
+
+}  // namespace bagua

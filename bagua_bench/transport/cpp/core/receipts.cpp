@@ -1,0 +1,74 @@
+#include "receipts.h"
+
+#include <cerrno>
+#include <cstring>
+
+namespace bagua {
+
+Receipts::Receipts(Trunk& trunk, Sender& sender, Socket socket)
+    : trunk_(trunk), sender_(sender), socket_(std::move(socket)) {}
+
+void Receipts::owe(Request& received) {
+    owed_.push_back(&received);
+    give();
+}
+
+bool Receipts::pump() {
+    bool moved = give();
+    moved |= take();
+    return moved;
+}
+
+bool Receipts::give() {
+    bool moved = false;
+    while (trunk_.status && !owed_.empty()) {
+        Request& r = *owed_.front();
+        const auto* number = reinterpret_cast<const unsigned char*>(&r.sequence);
+        const size_t left = sizeof r.sequence - given_;
+        const ssize_t n = ::send(socket_.fd(), number + given_, left, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EAGAIN || errno == ENOBUFS)) break;
+        if (n < 0) {
+            trunk_.fail(Code::remote, "receipts to " + trunk_.peer + ": " + error_text(errno));
+            break;
+        }
+        given_ += size_t(n);
+        if (given_ < sizeof r.sequence) continue;
+        given_ = 0;
+        owed_.pop_front();
+        r.window->finish(r);
+        moved = true;
+    }
+    return moved;
+}
+
+bool Receipts::take() {
+    bool moved = false;
+    while (trunk_.status && readable_) {
+        const ssize_t n = recv(socket_.fd(), come_ + got_, sizeof come_ - got_, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) continue;
+        readable_ = n > 0;
+        if (n < 0 && errno == EAGAIN) break;
+        if (n < 0) {
+            trunk_.fail(Code::remote, "receipts from " + trunk_.peer + ": " + error_text(errno));
+            break;
+        }
+        over_ = n == 0;
+        got_ += size_t(n);
+        size_t seen = 0;
+        for (; trunk_.status && got_ - seen >= sizeof(uint32_t); seen += sizeof(uint32_t)) {
+            uint32_t number;
+            std::memcpy(&number, come_ + seen, sizeof number);
+            if (sender_.delivered(number))
+                moved = true;
+            else
+                trunk_.fail(Code::remote, "receipt from " + trunk_.peer + " for message " + std::to_string(number) +
+                                              ", which waits for none");
+        }
+        std::memmove(come_, come_ + seen, got_ - seen);
+        got_ -= seen;
+    }
+    return moved;
+}
+
+}  // namespace bagua

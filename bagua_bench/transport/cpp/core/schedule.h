@@ -1,0 +1,50 @@
+// Which stream takes the next chunk, and how large it may be.
+//
+// While stream i drains what it was given, the others must not run out of work. With B bytes outstanding (not yet
+// written, or written and not acknowledged) and R the sum of all rates, the ideal is to be finished in B/R seconds; so
+// no stream may hold more than a share of B/R seconds of its own rate, plus one round trip that fills the path. A slow
+// stream thus holds few bytes, a fast one many, and near the end of the work the slow ones get nothing. The stream
+// that would deliver first may always hold a little.
+//
+// A stream whose path is faster than one core can use needs no company: while little waits in it, it takes everything,
+// in large chunks, because any other stream would only cost system calls and cache. The kernel tells how fast the path
+// is, from the spacing of acknowledgements; our own rates only tell how much of it was used.
+//
+// The numbers behind these rules are in tuning.h.
+
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "stream.h"
+
+namespace bagua {
+
+class Schedule {
+  public:
+    using Streams = std::vector<std::unique_ptr<Stream>>;
+
+    struct Choice {
+        Stream* stream;  // null: nobody has room now
+        uint32_t length;
+    };
+
+    // `message`: bytes left of the message to cut from; `unwritten`: bytes posted and not yet handed to a stream.
+    Choice choose(Streams& streams, uint64_t message, uint64_t unwritten);
+
+    // After a stall, when to look again (ns): several streams should have room by then.
+    int64_t room_at() const { return room_at_; }
+
+  private:
+    Choice stay(uint64_t message, int64_t now);
+    Choice share_out(Streams& streams, uint64_t message, uint64_t unwritten, int64_t now);
+    void look_at_all(Streams& streams, int64_t now);
+    void look(Stream& stream, int64_t now);
+    void sample(Stream& stream, int64_t now);
+
+    Stream* quick_ = nullptr;  // takes small messages while little waits in it
+    int64_t room_at_ = 0;
+};
+
+}  // namespace bagua

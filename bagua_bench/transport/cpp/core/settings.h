@@ -1,0 +1,28 @@
+// The user's choices. Both faces read them from the environment, because NCCL gives a plugin nothing else.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "socket.h"
+#include "status.h"
+
+namespace bagua {
+
+struct Settings {
+    int streams = 4;
+    int64_t timeout = 10 * kSecond;  // without a sign of life
+    int64_t connect_timeout = 60 * kSecond;
+    bool crc = false;
+    bool zero_copy = true;  // large messages over short paths
+    int helpers = 0;  // threads of the NCCL face that make progress; with 0 the caller's test() does
+    std::string secret;  // of the job; if empty, the key is the listener's token alone
+    Log log;
+};
+
+// From BAGUA_NET_STREAMS, _HELPERS, _TIMEOUT, _CONNECT_TIMEOUT (seconds), _CRC and _ZERO_COPY (0, 1), _SECRET_FILE and
+// _INTERFACES; where the last is not set, NCCL_SOCKET_IFNAME is used. NCCL_SOCKET_FAMILY restricts the addresses.
+Status read_settings(Settings* settings, std::vector<Interface>* interfaces);
+
+}  // namespace bagua

@@ -1,0 +1,27 @@
+// What the parts of a connection share: its streams, what the user chose, and the first failure of any of them.
+
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "settings.h"
+#include "status.h"
+#include "stream.h"
+
+namespace bagua {
+
+struct Trunk {
+    const Settings settings;
+    const std::string peer;
+    std::vector<std::unique_ptr<Stream>> streams;
+    Status status;  // of the whole connection: parts stop when it is an error
+    std::function<void()> hang_up;  // called once, so that the peer learns of the failure at once
+
+    void fail(Code code, const std::string& text);
+    void fail(const Stream& stream, int error);
+};
+
+}  // namespace bagua

@@ -1,0 +1,65 @@
+// The numbers that decide how fast the transport is, found by measuring with tools/transport. None of them is part of
+// the protocol: two peers may have different ones. Each name says what the number is in, where it has a unit.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "status.h"
+
+namespace bagua {
+
+struct Tuning {
+    // Which stream takes the next chunk, and how large the chunk is: schedule.cpp.
+    static constexpr uint64_t kSmallMessageBytes = 16 << 10;  // sent in one chunk, by the stream that was quick last
+    static constexpr uint64_t kUnwatchedQueueBytes = 64 << 10;  // may wait in a stream before the kernel is asked
+    static constexpr uint64_t kMostQueueBytes = 1 << 20;  // may wait beyond what fills the path: caches are small
+    static constexpr uint64_t kFirstQueueBytes = 128 << 10;  // may always wait in the stream that delivers first
+    static constexpr double kCommittedShare = 0.6;  // of the ideal time, for one stream: its rate is an estimate
+    static constexpr double kQuickerRatio = 1.5;  // a stream this many times as fast takes over the small messages
+    static constexpr uint32_t kMinChunkBytes = 16 << 10, kMaxChunkBytes = 1 << 20;
+    static constexpr uint32_t kChunkAlignmentBytes = 4096;
+    static constexpr double kChunkSeconds = 50e-6;  // of all streams together, at least: one core cuts all chunks
+    // A path that is faster than most links: one stream takes everything while less than both of these waits in it. The
+    // bytes are what a caller that sleeps between two tests does not find drained.
+    static constexpr double kFastPathBytesPerSecond = 1.25e9;
+    static constexpr double kFastQueueSeconds = 2e-3;
+    static constexpr uint64_t kFastQueueBytes = 3 << 20;
+
+    // How the rate of a stream is estimated: schedule.cpp.
+    static constexpr int64_t kLookIntervalNs = 10 * kMicrosecond;  // between questions to the kernel about one stream
+    static constexpr int64_t kSampleIntervalNs = 10 * kMillisecond;
+    static constexpr uint64_t kTellingSampleBytes = 1 << 20;  // enough to tell a rate even if the stream ran dry
+    static constexpr uint64_t kUnacknowledgedRestBytes = 4096;  // may have arrived: acknowledgements are saved up
+    static constexpr int64_t kStaleRateNs = kSecond;  // without a sample, after which a slow stream gets another trial
+    static constexpr double kTrialShare = 0.125;  // of the mean rate, credited to a stream for such a trial
+    static constexpr double kRiseWeight = 0.5, kFallWeight = 0.25;  // of one sample in the estimate
+    static constexpr double kUnknownBytesPerSecond = 1e9;  // until the first sample of any stream
+    static constexpr int64_t kMinStallNs = 20 * kMicrosecond, kMaxStallNs = 2 * kMillisecond;  // between looks for room
+
+    // How a chunk reaches the kernel: sender.cpp.
+    static constexpr int kChunksPerCall = 64;  // bounds the work of one call
+    static constexpr size_t kMinLentMessageBytes = 256 << 10;  // from here on a receipt costs less than a copy
+    static constexpr size_t kMinLentRestBytes = 16 << 10;  // the same for the rest of a chunk
+    // A larger message is not likely to be in a cache any more. Lending all of it leaves reading it from memory to the
+    // receiver, which otherwise finds the sender's copy in the cache. On a path faster than a core, one chunk of so
+    // many is lent, which keeps both cores busy.
+    static constexpr uint32_t kCachedMessageBytes = 1 << 20;
+    static constexpr unsigned kChunksPerLentChunk = 3;
+    static constexpr double kNearRoundTripSeconds = 1e-3;  // up to which waiting for a receipt is not noticed
+    static constexpr size_t kCopiedTogetherBytes = 1024;  // one copy costs less than the kernel gathering two pieces
+
+    // How a chunk is read: receiver.cpp.
+    static constexpr int kReadsPerStream = 16;  // bounds the work of one call
+    static constexpr uint32_t kBulkRestBytes = 16 << 10;  // more is read with only the next header behind it
+    static constexpr uint32_t kWakeUpBytes = 256 << 10;  // worth being woken up for
+    static constexpr uint64_t kChunksPerReminder = 64;  // the kernel forgets that acknowledgements should wait
+
+    // When the kernel is asked for events: connection.cpp.
+    static constexpr unsigned kMovesPerEventCheck = 8;  // calls of progress() that moved something
+    static constexpr int64_t kEventCheckIntervalNs = 10 * kMicrosecond;  // for a caller that spins
+    static constexpr int64_t kLifeCheckIntervalNs = 250 * kMillisecond;  // between two looks for dead paths
+};
+
+}  // namespace bagua

@@ -1,0 +1,292 @@
+"""One process of the harness: JSON commands on stdin, JSON answers on stdout.
+
+It is started by its path and imports nothing of the suite, so that it starts quickly and inside any namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_P = ctypes.c_void_p
+
+
+class Plan(ctypes.Structure):
+    """See native/drive.h."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint64),
+        ("count", ctypes.c_uint64),
+        ("window", ctypes.c_int32),
+        ("idle", ctypes.c_int32),
+        ("check", ctypes.c_int32),
+        ("patience", ctypes.c_double),
+    )
+
+
+class Outcome(ctypes.Structure):
+    """See native/drive.h."""
+
+    _fields_ = (
+        ("result", ctypes.c_int32),
+        ("bytes", ctypes.c_uint64),
+        ("messages", ctypes.c_uint64),
+        ("seconds", ctypes.c_double),
+        ("cpu", ctypes.c_double),
+        ("median", ctypes.c_double),
+        ("p99", ctypes.c_double),
+    )
+
+
+class StreamReport(ctypes.Structure):
+    """See report.h of the transport."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("bytes_sent", "chunks_sent", "bytes_received", "chunks_received")),
+        *((name, ctypes.c_uint64) for name in ("stalls", "parked", "queued", "queued_max", "retransmissions")),
+        ("bytes_zero_copy", ctypes.c_uint64),
+        *((name, ctypes.c_double) for name in ("rate", "delivery_rate", "rtt", "min_rtt")),
+    )
+
+
+class Facts(ctypes.Structure):
+    """See native/net.h."""
+
+    _fields_ = (
+        ("name", ctypes.c_char * 64),
+        ("speed", ctypes.c_int),
+        ("maxComms", ctypes.c_int),
+        ("maxRecvs", ctypes.c_int),
+        ("ptrSupport", ctypes.c_int),
+        ("devices", ctypes.c_int),
+        ("maxP2pBytes", ctypes.c_uint64),
+    )
+
+
+def _values(structure: ctypes.Structure) -> dict[str, Any]:
+    found = {name: getattr(structure, name) for name, *_ in structure._fields_}
+    return {key: value.decode() if isinstance(value, bytes) else value for key, value in found.items()}
+
+
+class Worker:
+    """The commands; comms, listeners and plain sockets are kept by a name that the parent chooses."""
+
+    def __init__(self, library: str) -> None:
+        self.lib = ctypes.CDLL(library)
+        for function in (self.lib.harness_open, self.lib.harness_open_group, self.lib.harness_join):
+            function.restype = _P
+        self.net: int | None = None
+        self.path = ""
+        self.held: dict[str, Any] = {}
+
+    def open(self, path: str, symbol: str, verbose: bool = False) -> dict[str, Any]:
+        """Load a plugin; `opened` is False if it cannot be used."""
+        self.path = path
+        version = int(symbol.rpartition("_v")[2])
+        self.net = self.lib.harness_open(path.encode(), symbol.encode(), version, int(verbose))
+        return {"opened": self.net is not None}
+
+    def open_group(self, path: str, rank: int) -> dict[str, Any]:
+        """Be one of two ranks of the torch backend's group; `opened` is the handle in hex, or None."""
+        handle = ctypes.create_string_buffer(128)
+        self.net = self.lib.harness_open_group(path.encode(), rank, handle)
+        return {"opened": handle.raw.hex() if self.net else None}
+
+    def join(self, handles: list[str], names: list[str]) -> dict[str, Any]:
+        """Connect to the other rank; one comm for all names."""
+        comm = self.lib.harness_join(_P(self.net), bytes.fromhex("".join(handles)))
+        self.held |= dict.fromkeys(names, comm)
+        return {"result": 0 if comm else -1}
+
+    def close(self) -> dict[str, Any]:
+        """Finish and unload the plugin."""
+        result = self.lib.harness_close(_P(self.net))
+        self.net = None
+        return {"result": result}
+
+    def facts(self) -> dict[str, Any]:
+        """Properties of device 0."""
+        facts = Facts()
+        return {"result": self.lib.harness_facts(_P(self.net), ctypes.byref(facts)), **_values(facts)}
+
+    def listen(self, name: str) -> dict[str, Any]:
+        """Listen; the handle comes back in hex."""
+        handle, comm = ctypes.create_string_buffer(128), _P()
+        result = self.lib.harness_listen(_P(self.net), handle, ctypes.byref(comm))
+        self.held[name] = comm.value
+        return {"result": result, "handle": handle.raw.hex()}
+
+    def link(
+        self, connect: dict[str, str], accept: dict[str, str], seconds: float = 20, poll: float = 2e-4
+    ) -> dict[str, Any]:
+        """Connect (name -> handle) and accept (name -> listener) in turn until all are there."""
+        handles = {name: ctypes.create_string_buffer(bytes.fromhex(handle), 128) for name, handle in connect.items()}
+        waiting, end = [*connect, *accept], time.monotonic() + seconds
+        while waiting and time.monotonic() < end:
+            for name in list(waiting):
+                comm = _P()
+                if name in connect:
+                    result = self.lib.harness_connect(_P(self.net), handles[name], ctypes.byref(comm))
+                else:
+                    result = self.lib.harness_accept(_P(self.net), _P(self.held[accept[name]]), ctypes.byref(comm))
+                if result:
+                    return {"result": result, "waiting": waiting}
+                if comm.value:
+                    self.held[name] = comm.value
+                    waiting.remove(name)
+            time.sleep(poll)
+        return {"result": 0 if not waiting else -1, "waiting": waiting}
+
+    def stream(self, name: str, sending: bool, **plan: Any) -> dict[str, Any]:
+        """Move messages one way."""
+        out = Outcome()
+        self.lib.harness_stream(
+            _P(self.net), _P(self.held[name]), int(sending), ctypes.byref(_plan(plan)), ctypes.byref(out)
+        )
+        return _values(out)
+
+    def pingpong(self, send: str, receive: str, first: bool, **plan: Any) -> dict[str, Any]:
+        """Half round trips."""
+        out, comms = Outcome(), (_P(self.held[send]), _P(self.held[receive]))
+        self.lib.harness_pingpong(_P(self.net), *comms, int(first), ctypes.byref(_plan(plan)), ctypes.byref(out))
+        return _values(out)
+
+    def cycle(self, count: int) -> dict[str, Any]:
+        """So many times: connect to this process itself, move a message, close."""
+        for _ in range(count):
+            handle = self.listen("c.l")["handle"]
+            linked = self.link({"c.s": handle}, {"c.r": "c.l"}, poll=0)
+            if linked["result"]:
+                return linked
+            for name, kind in (("c.s", "send"), ("c.r", "receive"), ("c.l", "listener")):
+                self.drop(name, kind)
+        return {"result": 0}
+
+    def drop(self, name: str, kind: str) -> dict[str, Any]:
+        """Close a send, receive or listener comm."""
+        return {"result": getattr(self.lib, f"harness_close_{kind}")(_P(self.net), _P(self.held.pop(name)))}
+
+    def plain_listen(self, name: str, host: str) -> dict[str, Any]:
+        """Listen for the baseline's connection."""
+        self.held[name] = socket.create_server((host, 0))
+        return {"port": self.held[name].getsockname()[1]}
+
+    def plain_accept(self, name: str, listener: str) -> dict[str, Any]:
+        """Accept the baseline's connection."""
+        return self._plain(name, self.held[listener].accept()[0])
+
+    def plain_connect(self, name: str, host: str, port: int) -> dict[str, Any]:
+        """Make the baseline's connection."""
+        return self._plain(name, socket.create_connection((host, port)))
+
+    def _plain(self, name: str, connection: socket.socket) -> dict[str, Any]:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.held[name] = connection
+        return {"port": connection.getsockname()[1]}
+
+    def plain_stream(self, name: str, sending: bool, **plan: Any) -> dict[str, Any]:
+        """Move messages one way over the baseline's connection."""
+        out = Outcome()
+        self.lib.plain_stream(self.held[name].fileno(), int(sending), ctypes.byref(_plan(plan)), ctypes.byref(out))
+        return _values(out)
+
+    def plain_pingpong(self, send: str, receive: str, first: bool, **plan: Any) -> dict[str, Any]:
+        """Half round trips over the baseline's connection, or over one for each direction."""
+        out, given = Outcome(), _plan(plan)
+        sockets = (self.held[name].fileno() for name in (send, receive))
+        self.lib.plain_pingpong(*sockets, int(first), ctypes.byref(given), ctypes.byref(out))
+        return _values(out)
+
+    def state(self) -> dict[str, Any]:
+        """Descriptors, threads, and the local ports of connected sockets in order of descriptor."""
+        return {
+            "fds": len(list(Path("/proc/self/fd").iterdir())),
+            "threads": len(list(Path("/proc/self/task").iterdir())),
+            "ports": [_port(fd) for fd in _connected()],
+        }
+
+    def report(self, name: str) -> dict[str, Any]:
+        """Counters of bagua_net's streams of a comm."""
+        out = (StreamReport * 64)()
+        count = ctypes.CDLL(self.path).bagua_net_comm_report(_P(self.held[name]), out, len(out))
+        return {"streams": [_values(out[k]) for k in range(count)]}
+
+    def report_all(self) -> dict[str, Any]:
+        """Counters of the streams of every open comm of bagua_net."""
+        call = ctypes.CDLL(self.path).bagua_net_open_comm_report
+        comms: list[list[dict[str, Any]]] = []
+        out, peer = (StreamReport * 64)(), ctypes.create_string_buffer(100)
+        while (count := call(len(comms), out, len(out), peer, len(peer))) >= 0:
+            comms.append([_values(out[k]) for k in range(count)])
+        return {"comms": comms}
+
+    def use_all_files(self) -> dict[str, Any]:
+        """Allow no more descriptors than there are now."""
+        highest = max(int(p.name) for p in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
+        return {"result": 0}
+
+    def rest(self, seconds: float) -> dict[str, Any]:
+        """Do nothing."""
+        time.sleep(seconds)
+        return {"result": 0}
+
+    def cut_later(self, seconds: float, index: int) -> dict[str, Any]:
+        """After that time, reset one of the connections, as a broken middle box would."""
+
+        def cut() -> None:
+            for number, fd in enumerate(_connected()):
+                if number == index:
+                    ctypes.CDLL(None).connect(fd, ctypes.create_string_buffer(16), 16)  # AF_UNSPEC resets: tcp(7)
+
+        threading.Timer(seconds, cut).start()
+        return {"result": 0}
+
+
+def _connected() -> list[int]:
+    """Descriptors of connected TCP sockets, in the order in which they were made."""
+    found = []
+    for fd in sorted(int(p.name) for p in Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):
+            if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as s:
+                s.getpeername()
+                found.append(fd)
+    return found
+
+
+def _port(fd: int) -> int:
+    with socket.socket(fileno=os.dup(fd)) as s:
+        port: int = s.getsockname()[1]
+        return port
+
+
+def _plan(values: dict[str, Any]) -> Plan:
+    return Plan(**{"window": 1, "idle": 20, "check": 0, "patience": 30.0, **values})
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in programs that are not Python: it kills them
+    worker = Worker(sys.argv[1])
+    for line in sys.stdin:
+        command = json.loads(line)
+        method: Callable[..., dict[str, Any]] = getattr(worker, command.pop("do"))
+        print(json.dumps(method(**command)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
