@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= $(shell nproc)
 SOURCES := pyproject.toml setup.py constraints.txt $(shell find algorithms bagua_bench -name '*.cpp' -o -name '*.h')
 
 .PHONY: run test nightly test-netem check clean
@@ -13,7 +14,7 @@ run: $(VENV)/ready
 	$(BIN)/python -m bagua_bench $(ARGS)
 
 test: check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 nightly: $(VENV)/ready
 	$(BIN)/python -m pytest tests/unit/test_drawn_models.py --hypothesis-profile=nightly $(ARGS)

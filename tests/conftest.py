@@ -3,9 +3,15 @@
 import os
 import signal
 
+# Before torch and NumPy come: tests and what they start compute on one thread, as ranks beside each other do.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.warm import client as warm
 
 if not torch.cuda.is_available():  # before anybody imports Triton: it decides then whether kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "1"
@@ -17,6 +23,12 @@ settings.load_profile("suite")
 
 # Started as a job in a shell's background, the tests would hand down that SIGINT is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One warm process for all workers of pytest-xdist, which starts while they do."""
+    if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
+        warm.address()
 
 
 @pytest.fixture(autouse=True)

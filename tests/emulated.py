@@ -50,9 +50,18 @@ def ours(names: Iterable[str]) -> list[str]:
     return sorted(name for name, mark in marked if mark and (is_stale(name) or int(mark[1]) in family))
 
 
+def of_other_workers() -> set[int]:
+    """Processes of other workers of pytest-xdist, and of what these share with this one."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return set()
+    siblings = [process for process in psutil.Process().parent().children() if process.pid != os.getpid()]
+    return {process.pid for one in siblings for process in one.children(recursive=True)}
+
+
 def traces() -> dict[str, list[str]]:
     """What emulated networks could leave on this machine, or change of it. Others may use it at the same time."""
-    processes = [p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"])]
+    others = of_other_workers()
+    processes = [p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"]) if p.pid not in others]
     modules = {"bagua_bench.network.relay", "bagua_bench.launch.agent", "bagua_bench.training.worker"}
     return {
         "namespaces": ours(line.split()[0] for line in run("ip netns").splitlines()),

@@ -21,6 +21,7 @@ from bagua_bench.network.shape import Shape, shape_of
 from tests.catalogue import resolved
 from tests.emulated import hold, needs, traces
 
+pytestmark = pytest.mark.xdist_group("machine")  # they look for what remains on it
 BACKENDS = [pytest.param(backend, marks=needs(backend)) for backend in ("netem", "link")]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.catalogue import HOME
 
+pytestmark = pytest.mark.xdist_group("own_model")
 PAGE = (HOME / "docs" / "own-model.md").read_text()
 SNIPPETS = {
     name: (code, without.split(" and "))

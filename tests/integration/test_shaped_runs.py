@@ -10,7 +10,7 @@ import pytest
 from tests.emulated import needs, traces
 from tests.integration.cli import TINY, bench, recorded, start, workers
 
-pytestmark = needs("auto", inside=False)
+pytestmark = [needs("auto", inside=False), pytest.mark.xdist_group("machine")]
 VGG = ["task=vgg16", "task.scale=tiny", "run.steps=4", "run.warmup=1", "run.evaluate=false"]
 
 
