@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bagua_bench.launch.joined import first_host
 from tests.catalogue import runnable
-from tests.integration.cli import COMMAND, TINY, bench, leftovers, recorded
+from tests.integration.cli import COMMAND, TINY, bench, leftovers, python, recorded
+from tests.warm import client as warm
 
 
 @pytest.mark.parametrize("algo", runnable())
@@ -96,16 +94,8 @@ def test_a_run_that_diverges_is_wrong_not_done(tmp_path: Path) -> None:
 
 
 def test_inside_torchrun_the_command_joins_the_job(tmp_path: Path) -> None:
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "bagua_bench",
-    ]
-    done = subprocess.run([*torchrun, *TINY], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = python(tmp_path, *torchrun, *COMMAND[1:], *TINY)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("exposed communication") == 1
     [record] = recorded(tmp_path)
@@ -115,12 +105,12 @@ def test_inside_torchrun_the_command_joins_the_job(tmp_path: Path) -> None:
 
 def test_inside_slurm_the_command_joins_the_job(tmp_path: Path) -> None:
     slurm = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "4711", "SLURM_NODELIST": "localhost"}
-    env: dict[str, Any] = {**os.environ, **slurm, "GLOO_SOCKET_IFNAME": "lo"}
-    tasks = [
-        subprocess.Popen([*COMMAND, *TINY], cwd=tmp_path, env={**env, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})
-        for rank in ("0", "1")
-    ]
-    assert [task.wait(100) for task in tasks] == [0, 0]
+    with Path(os.devnull).open("wb") as nothing:
+        tasks = []
+        for rank in ("0", "1"):
+            env = {**slurm, "GLOO_SOCKET_IFNAME": "lo", "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+            tasks.append(warm.start(tmp_path, *COMMAND[1:], *TINY, out=nothing, err=nothing, env=env))
+        assert [task.wait(100) for task in tasks] == [0, 0]
     [record] = recorded(tmp_path)
     assert (record["status"], record["ranks"]) == ("done", 2)
 

@@ -1,4 +1,7 @@
-"""Turns a fork of a process that has imported everything into the process that was asked for."""
+"""Turns a fork of a process that has imported everything into the process that was asked for.
+
+`python -m tests.warm.fork ARGUMENTS` is `python ARGUMENTS` whose own Python processes are forks of it.
+"""
 
 from __future__ import annotations
 
@@ -209,3 +212,10 @@ def _title(arguments: Sequence[str]) -> None:
     begin, end = int(fields[45]), int(fields[46])
     text = b"\0".join(os.fsencode(argument) for argument in arguments)[: end - begin - 1]
     ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+if __name__ == "__main__":
+    import torch._dynamo  # by the first optimizer
+
+    prepare()
+    run(Command(sys.argv[1:], str(Path.cwd()), dict(os.environ)))
