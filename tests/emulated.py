@@ -50,18 +50,15 @@ def ours(names: Iterable[str]) -> list[str]:
     return sorted(name for name, mark in marked if mark and (is_stale(name) or int(mark[1]) in family))
 
 
-def of_other_workers() -> set[int]:
-    """Processes of other workers of pytest-xdist, and of what these share with this one."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return set()
-    siblings = [process for process in psutil.Process().parent().children() if process.pid != os.getpid()]
-    return {process.pid for one in siblings for process in one.children(recursive=True)}
+def is_of_others(command: str) -> bool:
+    """Whether the namespaces or the folder that a command names are another running process's."""
+    named = re.findall(rf"{PREFIX}\d+-\d+-\w+-", command)
+    return bool(named) and not ours(named)
 
 
 def traces() -> dict[str, list[str]]:
     """What emulated networks could leave on this machine, or change of it. Others may use it at the same time."""
-    others = of_other_workers()
-    processes = [p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"]) if p.pid not in others]
+    processes = [p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"])]
     modules = {"bagua_bench.network.relay", "bagua_bench.launch.agent", "bagua_bench.training.worker"}
     return {
         "namespaces": ours(line.split()[0] for line in run("ip netns").splitlines()),
@@ -69,7 +66,11 @@ def traces() -> dict[str, list[str]]:
         "qdiscs": sorted(
             f"{q['dev']} {q['kind']}" for q in json.loads(run("tc -j qdisc show")) if OURS.match(q["dev"])
         ),
-        "processes": sorted(" ".join(p) for p in processes if p[0] == sys.executable and modules & set(p)),
+        "processes": sorted(
+            line
+            for line in (" ".join(p).strip() for p in processes if p[0] == sys.executable and modules & set(p))
+            if not is_of_others(line)
+        ),
         "folders": ours(path.name for path in Path(tempfile.gettempdir()).glob("*-*-*-*-*")),
     }
 

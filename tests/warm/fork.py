@@ -30,6 +30,9 @@ import torch
 
 _HOME = Path(__file__).resolve().parents[2]
 _FREE, _LAST = 1000, 2**20  # file descriptors that nobody has yet; more than there can be
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
+_MS_REC, _MS_SLAVE, _MNT_DETACH = 0x4000, 0x80000, 2
 _OPTIONS = ("-u",)  # of the interpreter, that are understood
 
 
@@ -99,6 +102,7 @@ def _execute_child(self: Any, *args: Any, **kwargs: Any) -> None:
     """What Popen does between making its pipes and having a child."""
     given = _SIGNATURE.bind(self, *args, **kwargs).arguments
     arguments = [os.fspath(text) for text in given["args"]] if not isinstance(given["args"], str) else [given["args"]]
+    namespace, arguments = _split(arguments)
     plain = not (given["shell"] or given["executable"] or given["preexec_fn"] or given["pass_fds"])
     if not plain or not is_python(arguments):
         _EXECUTE(self, *args, **kwargs)
@@ -110,10 +114,32 @@ def _execute_child(self: Any, *args: Any, **kwargs: Any) -> None:
     if not self.pid:
         if given["start_new_session"]:
             os.setsid()
+        if namespace is not None:
+            _enter(namespace)
         _hold(streams)
         run(Command(arguments[1:], os.fspath(given["cwd"] or Path.cwd()), environment))
     self._child_created = True
     self._close_pipe_fds(*(given[name] for name in _PIPES))
+
+
+def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The network namespace that a command is to run in, and the command."""
+    return (arguments[3], arguments[4:]) if arguments[:3] == ["ip", "netns", "exec"] else (None, arguments)
+
+
+def _enter(namespace: str) -> None:
+    """What `ip netns exec` does before it starts a command."""
+    with Path("/run/netns", namespace).open() as there:
+        _checked(_LIBC.setns(there.fileno(), _CLONE_NEWNET))
+    _checked(_LIBC.unshare(_CLONE_NEWNS))
+    _checked(_LIBC.mount(b"", b"/", b"none", _MS_REC | _MS_SLAVE, None))
+    _checked(_LIBC.umount2(b"/sys", _MNT_DETACH))
+    _checked(_LIBC.mount(namespace.encode(), b"/sys", b"sysfs", 0, None))
+
+
+def _checked(result: int) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _hold(descriptors: Sequence[int]) -> None:
