@@ -1,6 +1,7 @@
 # make run [ARGS="task=vgg16 algo=bytegrad"]   one measurement, from a bare machine
 # make test                                    the whole test suite (make check is part of it)
 # make nightly                                 models and habits drawn at random, 1,000 of them
+# make coverage                                which lines the tests run, of Python and of C++
 # make test-netem                              the kernel's own network emulation, in a guest if need be
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell nproc)
 SOURCES := pyproject.toml setup.py constraints.txt $(shell find algorithms bagua_bench -name '*.cpp' -o -name '*.h')
 
-.PHONY: run test nightly test-netem check clean
+.PHONY: run test nightly test-netem coverage check clean
 
 run: $(VENV)/ready
 	$(BIN)/python -m bagua_bench $(ARGS)
@@ -21,6 +22,9 @@ nightly: $(VENV)/ready
 
 test-netem: $(VENV)/ready
 	$(BIN)/python -m tests.guest
+
+coverage: $(VENV)/ready
+	$(BIN)/python -m tests.covered $(ARGS)
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

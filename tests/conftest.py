@@ -11,7 +11,11 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.covered import gcov
 from tests.warm import client as warm
+
+if gcov.ASKED in os.environ:
+    gcov.end_gently()
 
 if not torch.cuda.is_available():  # before anybody imports Triton: it decides then whether kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "1"

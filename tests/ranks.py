@@ -85,7 +85,7 @@ def _processes(
                 results.append(RuntimeError(f"rank {rank} ended without a result"))
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
+                process.wait(30)
             process.kill()
         return results
 

@@ -44,7 +44,7 @@ def address() -> str:
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    server.kill()
+    server.terminate()
     server.wait()
 
 

@@ -28,6 +28,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from tests.covered import gcov
+
 _HOME = Path(__file__).resolve().parents[2]
 _FREE, _LAST = 1000, 2**20  # file descriptors that nobody has yet; more than there can be
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -78,6 +80,7 @@ class Call:
         except BaseException:
             traceback.print_exc()
         finally:
+            gcov.dump()
             os._exit(code)
 
 
@@ -181,6 +184,7 @@ def run(command: Command) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
+        gcov.dump()
         os._exit(code)
 
 
