@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from bagua_bench.network import machine
+from bagua_bench import owner
+from bagua_bench.network import machine, namespaces
 from bagua_bench.network.commands import run
 from bagua_bench.owner import PREFIX, is_stale
 from tests.catalogue import resolved
@@ -73,6 +74,13 @@ def traces() -> dict[str, list[str]]:
         ),
         "folders": ours(path.name for path in Path(tempfile.gettempdir()).glob("*-*-*-*-*")),
     }
+
+
+def cleared() -> dict[str, list[str]]:
+    """Traces, once what killed processes left is gone, as every start of the command begins."""
+    namespaces.clear_stale()
+    owner.folder().cleanup()
+    return traces()
 
 
 HOLD = """

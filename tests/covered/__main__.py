@@ -38,7 +38,7 @@ def copy() -> None:
 def test(arguments: Iterable[str]) -> int:
     environment = {**os.environ, "PYTHONPATH": str(TREE), "COVERAGE_FILE": str(TREE / ".coverage"), gcov.ASKED: "1"}
     workers = str(len(os.sched_getaffinity(0)))
-    run = ["coverage", "run", "-m", "pytest", "-n", workers, "--dist", "loadgroup", "-p", "no:cacheprovider"]
+    run = ["coverage", "run", "-m", "pytest", "-n", workers, "-p", "no:cacheprovider"]
     code = subprocess.run([sys.executable, "-m", *run, *arguments], cwd=TREE, env=environment).returncode
     for command in (["combine", "--quiet"], ["json", "--quiet", "-o", str(TREE / "coverage.json")]):
         subprocess.run([sys.executable, "-m", "coverage", *command], cwd=TREE, env=environment, check=True)

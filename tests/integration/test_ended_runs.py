@@ -13,7 +13,6 @@ import pytest
 
 from tests.integration.cli import Started, leftovers, recorded, training
 
-pytestmark = pytest.mark.xdist_group("machine")
 LONG = ["task=quadratic", "run.steps=1000000", "run.warmup=0", "run.timeout=6s"]
 Running = tuple[Started, list[psutil.Process]]
 

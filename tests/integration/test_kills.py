@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
-
 from tests.emulated import needs, traces
 from tests.kills import clear, kill_one, problems, resume
 
 
 @needs("auto")
-@pytest.mark.xdist_group("machine")
 def test_whatever_is_killed_nothing_remains_and_the_campaign_resumes(tmp_path: Path) -> None:
     clear()  # of what others left before
     before, rng = traces(), random.Random()

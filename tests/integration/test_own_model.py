@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.catalogue import HOME
 from tests.integration.cli import python
 
-pytestmark = pytest.mark.xdist_group("own_model")
 PAGE = (HOME / "docs" / "own-model.md").read_text()
 SNIPPETS = {
     name: (code, without.split(" and "))

@@ -282,7 +282,6 @@ def test_the_counters_of_every_open_comm_can_be_read(start: Start) -> None:
 
 
 @needs("link")
-@pytest.mark.xdist_group("machine")
 @pytest.mark.usefixtures("built")
 def test_where_packets_are_lost_several_streams_carry_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lossy, "CONTROLS", ("reno",))

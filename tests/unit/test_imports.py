@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("imports")
 HOME = Path(__file__).resolve().parents[2]
 TORCH_FREE = ["config", "cell", "units", "signature", "validate", "explain", "records", "provenance", "stats", "plan",
               "campaign", "runner", "session", "display", "outcome", "__main__", "figures.__main__",
