@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Generator
 from typing import Any
 
 # Before torch and NumPy come: tests and what they start compute on one thread, as ranks beside each other do.
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import side_by_side
 from tests.covered import gcov
 from tests.warm import client as warm
 
@@ -29,16 +31,7 @@ settings.load_profile("suite")
 # Started as a job in a shell's background, the tests would hand down that SIGINT is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
-GROUPS = {  # tests that one worker of pytest-xdist runs one after the other
-    "tests/integration/test_ended_runs.py": "machine",  # they look at what remains on the machine, or change it
-    "tests/integration/test_kills.py": "machine",
-    "tests/integration/test_network.py": "machine",
-    "tests/integration/test_shaped_runs.py": "machine",
-    "tests/transport/test_plugin.py::test_where_packets_are_lost": "machine",
-    "tests/integration/test_own_model.py": "own model",  # they read what one run found
-    "tests/unit/test_imports.py": "imports",
-}
+TURN = pytest.StashKey[side_by_side.Turn | None]()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -48,9 +41,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((group for begin, group in GROUPS.items() if nodeid.startswith(begin)), nodeid)
+            return side_by_side.group(nodeid)
 
     return Scheduling(config, log)
+
+
+def _turn(config: pytest.Config) -> side_by_side.Turn | None:
+    if TURN not in config.stash:
+        config.stash[TURN] = side_by_side.turn()
+    return config.stash[TURN]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    turn = _turn(item.config)
+    if turn is None:
+        return (yield)
+    turn.take(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        turn.leave("" if nextitem is None else nextitem.nodeid)
 
 
 def pytest_configure(config: pytest.Config) -> None:
