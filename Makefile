@@ -1,25 +1,30 @@
 # make run [ARGS="task=vgg16 algo=bytegrad"]   one measurement, from a bare machine
 # make test                                    the whole test suite (make check is part of it)
 # make nightly                                 models and habits drawn at random, 1,000 of them
+# make coverage                                which lines the tests run, of Python and of C++
 # make test-netem                              the kernel's own network emulation, in a guest if need be
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= $(shell expr $$(nproc) + 1)  # most tests wait now and then
 SOURCES := pyproject.toml setup.py constraints.txt $(shell find algorithms bagua_bench -name '*.cpp' -o -name '*.h')
 
-.PHONY: run test nightly test-netem check clean
+.PHONY: run test nightly test-netem coverage check clean
 
 run: $(VENV)/ready
 	$(BIN)/python -m bagua_bench $(ARGS)
 
 test: check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 nightly: $(VENV)/ready
 	$(BIN)/python -m pytest tests/unit/test_drawn_models.py --hypothesis-profile=nightly $(ARGS)
 
 test-netem: $(VENV)/ready
 	$(BIN)/python -m tools.guest
+
+coverage: $(VENV)/ready
+	$(BIN)/python -m tests.covered $(ARGS)
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

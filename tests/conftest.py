@@ -2,10 +2,23 @@
 
 import os
 import signal
+from collections.abc import Generator
+from typing import Any
+
+# Before torch and NumPy come: tests and what they start compute on one thread, as ranks beside each other do.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tests import side_by_side
+from tests.covered import gcov
+from tests.warm import client as warm
+
+if gcov.ASKED in os.environ:
+    gcov.end_gently()
 
 if not torch.cuda.is_available():  # before anybody imports Triton: it decides then whether kernels are interpreted
     os.environ["TRITON_INTERPRET"] = "1"
@@ -17,6 +30,44 @@ settings.load_profile("suite")
 
 # Started as a job in a shell's background, the tests would hand down that SIGINT is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+TURN = pytest.StashKey[side_by_side.Turn | None]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Marks of groups are not used: pytest-xdist 3.8 does not see them under pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return side_by_side.group(nodeid)
+
+    return Scheduling(config, log)
+
+
+def _turn(config: pytest.Config) -> side_by_side.Turn | None:
+    if TURN not in config.stash:
+        config.stash[TURN] = side_by_side.turn()
+    return config.stash[TURN]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    turn = _turn(item.config)
+    if turn is None:
+        return (yield)
+    turn.take(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        turn.leave("" if nextitem is None else nextitem.nodeid)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One warm process for all workers of pytest-xdist, which starts while they do."""
+    if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
+        warm.address()
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from bagua_bench.network import machine
+from bagua_bench import owner
+from bagua_bench.network import machine, namespaces
 from bagua_bench.network.commands import run
 from bagua_bench.owner import PREFIX, is_stale
 from tests.catalogue import resolved
@@ -50,6 +51,12 @@ def ours(names: Iterable[str]) -> list[str]:
     return sorted(name for name, mark in marked if mark and (is_stale(name) or int(mark[1]) in family))
 
 
+def is_of_others(command: str) -> bool:
+    """Whether the namespaces or the folder that a command names are another running process's."""
+    named = re.findall(rf"{PREFIX}\d+-\d+-\w+-", command)
+    return bool(named) and not ours(named)
+
+
 def traces() -> dict[str, list[str]]:
     """What emulated networks could leave on this machine, or change of it. Others may use it at the same time."""
     processes = [p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"])]
@@ -60,9 +67,20 @@ def traces() -> dict[str, list[str]]:
         "qdiscs": sorted(
             f"{q['dev']} {q['kind']}" for q in json.loads(run("tc -j qdisc show")) if OURS.match(q["dev"])
         ),
-        "processes": sorted(" ".join(p) for p in processes if p[0] == sys.executable and modules & set(p)),
+        "processes": sorted(
+            line
+            for line in (" ".join(p).strip() for p in processes if p[0] == sys.executable and modules & set(p))
+            if not is_of_others(line)
+        ),
         "folders": ours(path.name for path in Path(tempfile.gettempdir()).glob("*-*-*-*-*")),
     }
+
+
+def cleared() -> dict[str, list[str]]:
+    """Traces, once what killed processes left is gone, as every start of the command begins."""
+    namespaces.clear_stale()
+    owner.folder().cleanup()
+    return traces()
 
 
 HOLD = """

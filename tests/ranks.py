@@ -1,16 +1,19 @@
-"""Runs one function on several ranks: threads of this process, or real processes over gloo."""
+"""Runs one function on several ranks: threads of this process, or real processes over gloo, forks of a warm one."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import multiprocessing
 import os
+import pickle
+import subprocess
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +23,9 @@ import torch.distributed as dist
 import bagua_bench.transport  # noqa: F401  registers the backend
 from bagua_bench.comm.threads import ThreadComm
 from bagua_bench.comm.torch_groups import TorchComm
+from tests.warm import client as warm
 
 Body = Callable[..., Any]
-_SLOW = (
-    "sklearn.model_selection",
-    "tests.contract.test_life",
-    "tests.contract.test_precision",
-    "tests.golden.test_curves",
-)
-"""What takes long to import, as data sets and tests that compose configurations do: once, for all ranks."""
 
 
 def run(kind: str, size: int, body: Body, *args: Any, per_server: int = 1, timeout: float = 30.0) -> list[Any]:
@@ -72,18 +69,12 @@ def _threads(size: int, body: Body, args: tuple[Any, ...], per_server: int, time
 def _processes(
     size: int, body: Body, args: tuple[Any, ...], per_server: int, timeout: float, backend: str = "gloo"
 ) -> list[Any]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_SLOW))
     with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(size)]
-        processes = [
-            context.Process(
-                target=_process, args=(rank, size, folder, send, body, args, per_server, timeout, backend), daemon=True
-            )
-            for rank, (_, send) in enumerate(pipes)
-        ]
-        for process, (_, send) in zip(processes, pipes, strict=True):
-            process.start()
+        pipes = [Pipe(duplex=False) for _ in range(size)]
+        processes = []
+        for rank, (_, send) in enumerate(pipes):
+            given = pickle.dumps((rank, size, folder, body, args, per_server, timeout, backend))
+            processes.append(warm.call(_process, given, [send.fileno()], [body.__module__]))
             send.close()
         results: list[Any] = []
         for rank, (receive, _) in enumerate(pipes):
@@ -93,16 +84,16 @@ def _processes(
             except EOFError:
                 results.append(RuntimeError(f"rank {rank} ended without a result"))
         for process in processes:
-            process.join(5)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
             process.kill()
         return results
 
 
-def _process(
-    rank: int, size: int, folder: str, send: Any, body: Body, args: Any, per_server: int, limit: float, backend: str
-) -> None:
+def _process(descriptors: Sequence[int], given: bytes) -> None:
+    send = Connection(descriptors[0], readable=False)
+    rank, size, folder, body, args, per_server, limit, backend = pickle.loads(given)
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["BAGUA_NET_INTERFACES"] = "lo"
-    torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     try:
@@ -114,5 +105,4 @@ def _process(
         packed = io.BytesIO()
         torch.save(result, packed)
         send.send_bytes(packed.getvalue())
-    send.close()
-    os._exit(0)  # do not wait for peers that may be gone
+    send.close()  # and the process ends, without waiting for peers that may be gone

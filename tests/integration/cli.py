@@ -6,39 +6,72 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import psutil
 
 from bagua_bench import records
+from tests.warm import client as warm
 
+Env = Mapping[str, str] | None
 COMMAND = [sys.executable, "-m", "bagua_bench"]
 TINY = ["task=quadratic", "transport=gloo", "run.steps=3", "run.warmup=1"]
 
 
-def bench(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def python(folder: Path, *arguments: str, env: Env = None, cold: bool = False) -> subprocess.CompletedProcess[str]:
+    """`python ARGUMENTS` in a folder: in a fork of a process that has imported everything, or from the start."""
+    if not cold:
+        return warm.run(folder, *arguments, env=env)
+    command = [sys.executable, *arguments]
+    environment = {**os.environ, **(env or {})}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+
+
+def bench(folder: Path, *arguments: str, env: Env = None, cold: bool = False) -> subprocess.CompletedProcess[str]:
     """`python -m bagua_bench ARGUMENTS` in a folder."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=folder,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    return python(folder, *COMMAND[1:], *arguments, env=env, cold=cold)
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def start(folder: Path, *arguments: str, stderr: int | IO[bytes] = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """The command in a session of its own. It hears SIGINT also where these tests run in the background."""
     return subprocess.Popen(
         [*COMMAND, *arguments],
         cwd=folder,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=stderr,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+
+Started = subprocess.Popen[bytes] | warm.Running
+TRAINS = b": timed\n"
+
+
+@contextmanager
+def training(folder: Path, *arguments: str, cold: bool = False) -> Iterator[tuple[Started, list[psutil.Process]]]:
+    """The command, and its two workers, once they take timed steps; killed at the end."""
+    with tempfile.TemporaryFile() as said, Path(os.devnull).open("wb") as nothing:
+        if cold:
+            parent: Started = start(folder, *arguments, stderr=said)
+        else:
+            parent = warm.start(folder, *COMMAND[1:], *arguments, out=nothing, err=said)
+        try:
+            deadline = time.monotonic() + 60
+            while TRAINS not in os.pread(said.fileno(), 2**20, 0):
+                assert parent.poll() is None and time.monotonic() < deadline, os.pread(said.fileno(), 2**20, 0)
+                time.sleep(0.02)
+            found = workers(parent.pid)
+            assert len(found) == 2
+            yield parent, found
+        finally:
+            parent.kill()
+            parent.wait()
 
 
 def recorded(folder: Path, campaign: str = "runs") -> list[records.Record]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,14 @@ from bagua_bench.cell import Cell
 from bagua_bench.simulate import advice, advise
 from bagua_bench.simulate.run import simulate
 from tests.catalogue import composed, declared, options, resolved
+from tests.integration.cli import python
 
 BASE = ("mode=simulate", "task=vgg16", "run.steps=2", "run.untimed=1")
 MODERN = (*BASE, "cluster=h100_estimate", "compute=h100_published", "network.bandwidth=10gbit")
 
 
-def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", *arguments], cwd=folder, capture_output=True, text=True, timeout=200)
+def command(folder: Path, *arguments: str, cold: bool = False) -> subprocess.CompletedProcess[str]:
+    return python(folder, "-m", *arguments, cold=cold)
 
 
 def one(*overrides: str) -> Any:
@@ -50,7 +50,9 @@ def said(*rows: dict[str, Any], base: Cell | None = None) -> list[str]:
 
 
 def test_advice_ranks_and_explains(tmp_path: Path) -> None:
-    done = command(tmp_path, "bagua_bench.advise", "task=vgg16", "cluster=bagua_paper", "network.bandwidth=1gbit")
+    done = command(
+        tmp_path, "bagua_bench.advise", "task=vgg16", "cluster=bagua_paper", "network.bandwidth=1gbit", cold=True
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     for part in ("vgg16", "16 servers x 8 ranks", "compute=v100", "1 Gbit/s", "latency", "cluster=bagua_paper", "±21%"):

@@ -78,7 +78,7 @@ ERRORS = [  # arguments, and what the line must contain: key, value, what is all
 
 @pytest.mark.parametrize(("arguments", "parts"), ERRORS, ids=lambda value: " ".join(value) if value else "")
 def test_errors(tmp_path: Path, arguments: list[str], parts: list[str]) -> None:
-    done = bench(tmp_path, *arguments, env={"CUDA_VISIBLE_DEVICES": ""})
+    done = bench(tmp_path, *arguments, env={"CUDA_VISIBLE_DEVICES": ""}, cold=arguments == ERRORS[0][0])
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1, done.stderr

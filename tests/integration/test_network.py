@@ -19,7 +19,7 @@ from bagua_bench.network import accuracy, namespaces, probe, star, survey
 from bagua_bench.network.commands import PATH, NetworkError, run
 from bagua_bench.network.shape import Shape, shape_of
 from tests.catalogue import resolved
-from tests.emulated import hold, needs, traces
+from tests.emulated import cleared, hold, needs, traces
 
 BACKENDS = [pytest.param(backend, marks=needs(backend)) for backend in ("netem", "link")]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -51,7 +51,7 @@ def test_every_pair_gets_the_rate_and_the_round_trip_of_its_links(backend: str) 
 
 @needs("link")
 def test_without_tun_devices_the_emulator_takes_packets_from_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = traces()
+    before = cleared()
     monkeypatch.setattr("bagua_bench.network.link._TUN", "/dev/net/none")
     asked = shape("link", "cluster.servers=3", "network.bandwidth=100mbit", "network.latency=5ms")
     with star.up(asked) as network:
@@ -175,7 +175,7 @@ def used_by_a_socket(address: str) -> str:
 
 @each_backend
 def test_nothing_remains_after_the_end_an_error_or_an_interruption(backend: str) -> None:
-    before = traces()
+    before = cleared()
     with star.up(shape(backend, "network=1gbit")):
         assert len(traces()["namespaces"]) > len(before["namespaces"])
     assert traces() == before
@@ -199,7 +199,7 @@ def clear(backend: str) -> None:
 
 @each_backend
 def test_a_network_that_cannot_be_built_leaves_nothing(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = traces()
+    before = cleared()
     monkeypatch.setattr("bagua_bench.network.topology.INTERFACE", "a-name-too-long-for-linux")
     with pytest.raises(NetworkError, match="ip -n bagua-bench-"), star.up(shape(backend, "network=1gbit")):
         pass
@@ -208,7 +208,7 @@ def test_a_network_that_cannot_be_built_leaves_nothing(backend: str, monkeypatch
 
 @each_backend
 def test_a_killed_process_is_cleared_up_by_the_next_and_a_living_one_is_not(backend: str) -> None:
-    before = traces()
+    before = cleared()
     killed, living = hold(backend), hold(backend)
     killed.kill()
     killed.wait()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.catalogue import HOME
+from tests.integration.cli import python
 
 PAGE = (HOME / "docs" / "own-model.md").read_text()
 SNIPPETS = {
@@ -85,10 +84,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("snippets")
     (folder / "driver.py").write_text(DRIVER)
     (folder / "runs.json").write_text(json.dumps(runs()))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, "driver.py", "runs.json", "."], cwd=folder, capture_output=True, text=True, timeout=280, check=False
-    )
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = python(folder, *command, "driver.py", "runs.json", ".")
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

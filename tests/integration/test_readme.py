@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.catalogue import HOME
-from tests.integration.cli import bench, recorded
+from tests.integration.cli import bench, python, recorded
 
 BLOCK = re.compile(r"<!-- tested: (\S+) -->\n```\w+\n(.*?)```", re.S)
 FILES = dict(BLOCK.findall((HOME / "README.md").read_text()))
@@ -34,8 +32,8 @@ def test_engine_on_an_own_model(change: tuple[str, str], equal: bool, error: flo
     code = FILES["own_model.py"]
     assert change[0] in code
     script.write_text((code.replace(*change, 1) if change[0] else code) + check)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = python(tmp_path, *torchrun, str(script), cold=change == ("", ""))
     assert done.returncode == 0, done.stderr
     first, second = (torch.load(tmp_path / f"weight{rank}.pt") for rank in range(2))
     assert torch.equal(first, second) or not equal, "replicas differ"
@@ -56,7 +54,7 @@ def test_adding_an_algorithm_takes_the_two_files_shown(copy: Path) -> None:
     for name in added:
         assert not (copy / name).exists()
         (copy / name).write_text(FILES[name])
-    done = bench(copy, "task=quadratic", "algo=local_sgd", "algo.interval=2", "run.steps=10")
+    done = bench(copy, "task=quadratic", "algo=local_sgd", "algo.interval=2", "run.steps=10", cold=True)
     assert done.returncode == 0, done.stdout + done.stderr
     [record] = recorded(copy)
     assert record["status"] == "done"

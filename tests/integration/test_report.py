@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bagua_bench import records, report
 from bagua_bench.provenance import HOME
+from tests.integration.cli import python
 from tests.unit.test_figures import RATES, campaign
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 SORT = '<script>document.querySelectorAll("th")[5].click()</script></body>'
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "bagua_bench.report", *arguments], capture_output=True, text=True)
+def command(*arguments: str, cold: bool = False) -> subprocess.CompletedProcess[str]:
+    return python(Path.cwd(), "-m", "bagua_bench.report", *arguments, cold=cold)
 
 
 def write(folder: Path) -> Path:
@@ -40,7 +40,7 @@ def test_it_shows_every_record_and_refers_to_nothing_outside(tmp_path: Path) -> 
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:
-    done = command("quick", "--results", str(tmp_path))
+    done = command("quick", "--results", str(tmp_path), cold=True)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
 
 

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from bagua_bench.launch.joined import first_host
 from tests.catalogue import runnable
-from tests.integration.cli import COMMAND, TINY, bench, leftovers, recorded, start, workers
+from tests.integration.cli import COMMAND, TINY, bench, leftovers, python, recorded
+from tests.warm import client as warm
 
 
 @pytest.mark.parametrize("algo", runnable())
 def test_every_algorithm_from_any_directory(tmp_path: Path, algo: str) -> None:
-    done = bench(tmp_path, *TINY, f"algo={algo}")
+    done = bench(tmp_path, *TINY, f"algo={algo}", cold=algo == "bytegrad")
     assert done.returncode == 0, done.stderr
     for text in ("throughput", "95 %", "exposed communication", "per step and rank", "projected", "records.jsonl"):
         assert text in done.stdout
@@ -52,7 +45,15 @@ def test_real_data_and_accuracy(tmp_path: Path) -> None:
 
 
 def test_ddp_and_gradient_allreduce_send_and_learn_the_same(tmp_path: Path) -> None:
-    done = bench(tmp_path, "-m", "task=vgg16", "task.scale=tiny", "algo=ddp,gradient_allreduce", "run.steps=5")
+    done = bench(
+        tmp_path,
+        "-m",
+        "task=vgg16",
+        "task.scale=tiny",
+        "algo=ddp,gradient_allreduce",
+        "run.steps=5",
+        "run.evaluate=false",
+    )
     assert done.returncode == 0, done.stderr
     ddp, ours = (record["result"] for record in recorded(tmp_path))
     assert ours["losses"] == pytest.approx(ddp["losses"], rel=1e-4)
@@ -60,8 +61,9 @@ def test_ddp_and_gradient_allreduce_send_and_learn_the_same(tmp_path: Path) -> N
 
 
 def test_warm_up_leaves_no_trace(tmp_path: Path) -> None:
+    short = ["task=vgg16", "task.scale=tiny", "run.steps=4", "run.evaluate=false"]
     for warmup in (0, 4):
-        assert bench(tmp_path, "task=vgg16", "task.scale=tiny", "run.steps=4", f"run.warmup={warmup}").returncode == 0
+        assert bench(tmp_path, *short, f"run.warmup={warmup}").returncode == 0
     cold, warm = recorded(tmp_path)
     assert (cold["result"]["warmup_steps"], warm["result"]["warmup_steps"]) == (0, pytest.approx(10, abs=6))
     assert warm["result"]["losses"] == pytest.approx(cold["result"]["losses"], rel=1e-5)
@@ -91,95 +93,9 @@ def test_a_run_that_diverges_is_wrong_not_done(tmp_path: Path) -> None:
     assert (record["status"], record["reason"]) == ("wrong", "the weights hold NaN or Inf")
 
 
-Running = tuple[subprocess.Popen[bytes], list[psutil.Process]]
-LONG = ["task=quadratic", "run.steps=1000000", "run.warmup=0", "run.timeout=6s"]
-
-
-@pytest.fixture
-def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
-    """A long run, with both workers in their training loop."""
-    parent = start(tmp_path, *LONG, *getattr(request, "param", ()))
-    try:
-        yield parent, _training(parent)
-    finally:
-        parent.kill()
-
-
-def _training(parent: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        time.sleep(0.3)
-        found = workers(parent.pid)
-        if len(found) == 2 and all(p.cpu_times().user > 1.2 and p.num_threads() > 4 for p in found):
-            time.sleep(1)
-            return found
-    raise AssertionError("the run did not start")
-
-
-def test_interrupt_ends_everything_and_is_recorded(running: Running, tmp_path: Path) -> None:
-    parent, found = running
-    began = time.monotonic()
-    parent.send_signal(signal.SIGINT)
-    assert parent.wait(20) == 130
-    assert time.monotonic() - began < 5, "the promise to the user"
-    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in found)
-    assert [(r["status"], r["reason"]) for r in recorded(tmp_path)] == [("failed", "interrupted")]
-
-
-def test_terminate_is_like_interrupt(running: Running, tmp_path: Path) -> None:
-    parent, _ = running
-    parent.terminate()
-    parent.wait(20)
-    assert leftovers(tmp_path) == []
-    assert [r["status"] for r in recorded(tmp_path)] == ["failed"]
-
-
-def test_a_killed_rank_ends_the_run_with_its_name(running: Running, tmp_path: Path) -> None:
-    parent, found = running
-    victim = next(p for p in found if p.environ()["RANK"] == "1")
-    victim.kill()
-    assert parent.wait(20) == 1
-    [record] = recorded(tmp_path)
-    assert record["reason"] == "rank 1: killed by SIGKILL"
-    assert leftovers(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("running", "reason"),
-    [([], r"rank \d: CommError: .*"), (["algo=ddp", "transport=bagua_net"], r"rank \d: .*bagua_net \w+: .*")],
-    indirect=["running"],
-    ids=["bytegrad", "ddp over bagua_net"],
-)
-def test_a_stopped_rank_ends_the_run_after_the_time_out(running: Running, tmp_path: Path, reason: str) -> None:
-    parent, found = running
-    found[0].suspend()
-    assert parent.wait(60) == 1
-    [record] = recorded(tmp_path)
-    assert re.fullmatch(reason, record["reason"]), "one line"
-    assert leftovers(tmp_path) == []
-
-
-def test_a_killed_parent_leaves_nothing_behind(running: Running, tmp_path: Path) -> None:
-    parent, _ = running
-    parent.kill()
-    parent.wait()
-    deadline = time.monotonic() + 10
-    while leftovers(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert leftovers(tmp_path) == []
-
-
 def test_inside_torchrun_the_command_joins_the_job(tmp_path: Path) -> None:
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "bagua_bench",
-    ]
-    done = subprocess.run([*torchrun, *TINY], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = python(tmp_path, *torchrun, *COMMAND[1:], *TINY)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("exposed communication") == 1
     [record] = recorded(tmp_path)
@@ -189,12 +105,12 @@ def test_inside_torchrun_the_command_joins_the_job(tmp_path: Path) -> None:
 
 def test_inside_slurm_the_command_joins_the_job(tmp_path: Path) -> None:
     slurm = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "4711", "SLURM_NODELIST": "localhost"}
-    env: dict[str, Any] = {**os.environ, **slurm, "GLOO_SOCKET_IFNAME": "lo"}
-    tasks = [
-        subprocess.Popen([*COMMAND, *TINY], cwd=tmp_path, env={**env, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})
-        for rank in ("0", "1")
-    ]
-    assert [task.wait(100) for task in tasks] == [0, 0]
+    with Path(os.devnull).open("wb") as nothing:
+        tasks = []
+        for rank in ("0", "1"):
+            env = {**slurm, "GLOO_SOCKET_IFNAME": "lo", "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+            tasks.append(warm.start(tmp_path, *COMMAND[1:], *TINY, out=nothing, err=nothing, env=env))
+        assert [task.wait(100) for task in tasks] == [0, 0]
     [record] = recorded(tmp_path)
     assert (record["status"], record["ranks"]) == ("done", 2)
 

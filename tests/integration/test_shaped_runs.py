@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.emulated import needs, traces
+from tests.emulated import cleared, needs, traces
 from tests.integration.cli import TINY, bench, recorded, start, workers
 
 pytestmark = needs("auto", inside=False)
@@ -15,7 +15,7 @@ VGG = ["task=vgg16", "task.scale=tiny", "run.steps=4", "run.warmup=1", "run.eval
 
 
 def test_a_run_records_what_was_asked_and_what_was_measured(tmp_path: Path) -> None:
-    before = traces()
+    before = cleared()
     done = bench(tmp_path, *VGG, "algo=ddp", "network.bandwidth=100mbit", "network.latency=5ms")
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.replace("│", " ").split())  # lines of the table may be broken
@@ -53,7 +53,7 @@ def test_servers_of_two_ranks_leaders_between_them_and_a_straggler(tmp_path: Pat
 
 
 def test_an_emulator_that_dies_ends_the_run(tmp_path: Path) -> None:
-    before = traces()
+    before = cleared()
     parent = start(tmp_path, *TINY, "run.steps=100000", "run.timeout=5s", "network.latency=1ms", "network.backend=link")
     while len(workers(parent.pid)) < 2:
         assert parent.poll() is None

@@ -31,7 +31,7 @@ class Toy(Algorithm):
 
 
 def test_every_algorithm_at_128_ranks(tmp_path: Path) -> None:
-    done = bench(tmp_path, "-m", *PAPER, "task=vgg16", f"algo={','.join(options('algo'))}")
+    done = bench(tmp_path, "-m", *PAPER, "task=vgg16", f"algo={','.join(options('algo'))}", cold=True)
     assert done.returncode == 0, done.stderr
     for text in ("throughput", "exposed communication", "per step and rank", "projected", "simulated", "records.jsonl"):
         assert done.stdout.count(text) >= len(options("algo"))

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import re
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from bagua_bench.comm.torch_groups import TorchComm
-from tests.ranks import outcomes, run
+from tests.ranks import run
 from tools.transport.pair import GROUP, Pair
 
 HOME = Path(__file__).resolve().parents[2]
@@ -32,7 +24,6 @@ FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int32, torch.int64, torch.uint8]
 OPS = ["SUM", "PRODUCT", "MIN", "MAX"]
 Group = Any
-_SO_MAX_PACING_RATE = 47  # asm-generic/socket.h; bytes/s
 
 
 def _data(rank: int, count: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -254,131 +245,3 @@ def _same_bits(comm: TorchComm) -> list[bytes]:
 def test_all_ranks_get_the_same_bits(size: int) -> None:
     first, *others = run("bagua_net", size, _same_bits)
     assert all(other == first for other in others)
-
-
-def _late(comm: TorchComm) -> float:
-    group = dist.new_group(backend="bagua_net", timeout=timedelta(seconds=1))
-    if comm.rank == 1:
-        time.sleep(3)
-        return 0.0
-    began = time.monotonic()
-    with pytest.raises(RuntimeError, match="timed out"):
-        dist.all_reduce(torch.ones(10), group=group)
-    return time.monotonic() - began
-
-
-def test_a_rank_that_does_not_come_is_a_time_out() -> None:
-    assert 0.9 < run("bagua_net", 2, _late)[0] < 2.5
-
-
-def _crawl(comm: TorchComm) -> float:
-    group = dist.new_group(backend="bagua_net", timeout=timedelta(seconds=1))
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor.name))) as end:
-            end.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 10**6)
-    x = torch.full((2_500_000,), float(comm.rank))
-    began = time.monotonic()
-    dist.all_reduce(x, group=group)
-    assert x.eq(1.0).all()
-    return time.monotonic() - began
-
-
-def test_a_slow_network_is_no_time_out_while_anything_moves() -> None:
-    """10 MB at 1 MB/s for each of four streams."""
-    assert min(run("bagua_net", 2, _crawl)) > 2.0
-
-
-def _die(comm: TorchComm) -> float:
-    x = torch.ones(1_000_000)
-    dist.all_reduce(x, group=comm.group)
-    if comm.rank == 1:
-        os._exit(1)
-    began = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"peer|stream"):
-        for _ in range(1000):
-            dist.all_reduce(x, group=comm.group)
-    return time.monotonic() - began
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_rank_that_dies_is_an_error_within_a_second(size: int) -> None:
-    survivors = outcomes("bagua_net", size, _die)
-    del survivors[1]
-    assert all(isinstance(seconds, float) and seconds < 1.0 for seconds in survivors)
-
-
-def _die_under_ddp(comm: TorchComm) -> str:
-    """DDP's reducer waits for futures in C++, and takes their values for tensors."""
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300)), process_group=comm.group)
-    model(torch.ones(4, 300)).sum().backward()
-    if comm.rank == 1:
-        os._exit(1)
-    with pytest.raises(RuntimeError) as raised:
-        for _ in range(100):
-            model(torch.ones(4, 300)).sum().backward()
-    return str(raised.value)
-
-
-def test_a_rank_that_dies_is_an_error_of_ddp() -> None:
-    survivor, _ = outcomes("bagua_net", 2, _die_under_ddp)
-    assert isinstance(survivor, str), survivor
-    assert re.search(r"bagua_net all_reduce: .*(peer|stream)", survivor)
-
-
-def _late_future(comm: TorchComm) -> None:
-    group = dist.new_group(backend="bagua_net", timeout=timedelta(seconds=1))
-    if comm.rank == 1:
-        time.sleep(2)
-        return
-    works = [dist.all_reduce(torch.ones(10), group=group, async_op=True) for _ in range(2)]
-    early = works[0].get_future()
-    with pytest.raises(RuntimeError, match="timed out"):
-        early.wait()
-    with pytest.raises(RuntimeError):
-        works[1].wait()
-    for future in (early.then(lambda f: f.value()), works[1].get_future()):  # asked for before it failed, and after
-        with pytest.raises(RuntimeError, match="bagua_net all_reduce"):
-            future.wait()
-
-
-def test_the_future_of_what_failed_is_an_error() -> None:
-    run("bagua_net", 2, _late_future)
-
-
-def _refuses(comm: TorchComm) -> None:
-    with pytest.raises(ValueError, match="cannot reduce"):
-        dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND, group=comm.group)
-
-
-def test_what_cannot_be_reduced_is_named() -> None:
-    run("bagua_net", 2, _refuses)
-
-
-SCRIPT = """
-import torch, torch.distributed as dist
-import bagua_bench.transport
-dist.init_process_group("bagua_net")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 5))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-torch.manual_seed(dist.get_rank())
-for _ in range(5):
-    model(torch.randn(8, 20)).square().mean().backward()
-    optimizer.step(); optimizer.zero_grad()
-weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-others = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
-dist.all_gather(others, weights)
-assert all(torch.equal(weights, other) for other in others)
-assert dist.get_backend() == "bagua_net"
-dist.destroy_process_group()
-print("equal")
-"""
-
-
-def test_in_a_script_of_one_s_own_with_ddp(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "own.py"]
-    variables = {**os.environ, "BAGUA_NET_INTERFACES": "lo", "PYTHONPATH": str(HOME)}
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("equal") == 2
-    assert done.stderr.count("bagua_net in use: 2 ranks, 4 streams to every rank over lo") == 1

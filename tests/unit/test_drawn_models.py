@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.drawn import ALGORITHMS, Case, Step, engine_run, oracle
+from tests.drawn import ALGORITHMS, Case, Step, engine_run
+from tests.drawn_oracle import oracle
 from tests.ranks import run
 
 KINDS = ["linear", "twice", "tied", "frozen", "unused", "sometimes", "norm", "sliced", "convolution", "double"]

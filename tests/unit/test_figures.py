@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 
 from bagua_bench import records
 from bagua_bench.figures import learning, throughput, transports
+from tests.integration.cli import python
 from tests.unit.test_records import RESULT, new
 
 matplotlib.use("Agg")
@@ -65,8 +64,8 @@ def test_command(tmp_path: Path) -> None:
     old[0]["code"]["sources"], old[0]["began"] = "older", "2000"
     for record in [*old, *campaign(RATES)]:
         records.append(path, record)
-    command = [sys.executable, "-m", "bagua_bench.figures", "quick", "--results", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = python(tmp_path, "-m", "bagua_bench.figures", "quick", "--results", str(tmp_path), cold=True)
+    assert done.returncode == 0, done.stderr
     assert "bytegrad" in done.stdout
     made = {p.name: p.read_bytes() for p in (tmp_path / "figures").iterdir()}
     assert set(made) == {"quick.pdf", "quick.png", "quick.csv"}
@@ -77,8 +76,7 @@ def test_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "message"), [("nothing", "allowed: "), ("quick", "there are no records")])
 def test_command_errors(tmp_path: Path, name: str, message: str) -> None:
-    command = [sys.executable, "-m", "bagua_bench.figures", name, "--results", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = python(tmp_path, "-m", "bagua_bench.figures", name, "--results", str(tmp_path))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert message in done.stderr
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from matplotlib import pyplot
 from bagua_bench import records
 from bagua_bench.figures import ablation, sweep
 from tests.catalogue import resolved
+from tests.integration.cli import python
 from tests.unit.test_records import RESULT, new
 
 matplotlib.use("Agg")
@@ -52,8 +51,7 @@ def test_a_bandwidth_sweep_has_a_row_per_algorithm_and_point() -> None:
 def test_records_of_one_point_are_refused_in_one_line(tmp_path: Path) -> None:
     for algo in ("ddp", "bytegrad"):
         records.append(tmp_path / "tradeoff_bandwidth" / "records.jsonl", record(10, f"algo={algo}"))
-    command = [sys.executable, "-m", "bagua_bench.figures", "tradeoff_bandwidth", "--results", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = python(tmp_path, "-m", "bagua_bench.figures", "tradeoff_bandwidth", "--results", str(tmp_path))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "of one point only" in done.stderr
     assert not (tmp_path / "figures").exists()

@@ -1,0 +1,69 @@
+"""Which tests pytest-xdist may run beside each other: some share a machine or a run, some need a quiet machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from tests.warm import client as warm
+
+GROUPS = {  # tests that one worker runs one after the other
+    "tests/integration/test_ended_runs.py": "machine",  # they look at what remains on the machine, or change it
+    "tests/integration/test_kills.py": "machine",
+    "tests/integration/test_network.py": "machine",
+    "tests/integration/test_shaped_runs.py": "machine",
+    "tests/transport/test_plugin.py::test_where_packets_are_lost": "machine",
+    "tests/integration/test_own_model.py": "own model",  # they read what one run found
+    "tests/unit/test_imports.py": "imports",
+}
+_NETWORK, _PLUGIN = "tests/integration/test_network.py", "tests/transport/test_plugin.py"
+_QUIET = (  # tests that measure rates and times of a network whose packets a process of this machine passes on
+    f"{_NETWORK}::test_every_pair",
+    f"{_NETWORK}::test_without_tun",
+    f"{_NETWORK}::test_independent_tools",
+    f"{_NETWORK}::test_a_connection_carries",
+    f"{_NETWORK}::test_single_connections",
+    "tests/integration/test_shaped_runs.py::test_a_run_records",
+    f"{_PLUGIN}::test_a_small_message_is_not",
+    f"{_PLUGIN}::test_where_packets_are_lost",
+)
+
+
+def group(nodeid: str) -> str:
+    """Tests of one group run in one worker; most tests are one of their own."""
+    return next((name for begin, name in GROUPS.items() if nodeid.startswith(begin)), nodeid)
+
+
+def is_quiet(nodeid: str) -> bool:
+    """Whether a test runs while no other does."""
+    return nodeid.startswith(_QUIET)
+
+
+class Turn:
+    """A worker's right to run tests: beside others, or alone."""
+
+    def __init__(self) -> None:
+        folder = Path(warm.address()).parent
+        self._gate, self._lock = ((folder / name).open("w") for name in ("gate", "lock"))
+        self._alone = False
+
+    def take(self, nodeid: str) -> None:
+        """Wait until a test may run; who waits to be alone holds up those that come later."""
+        if self._alone:
+            return
+        self._alone = is_quiet(nodeid)
+        fcntl.flock(self._gate, fcntl.LOCK_EX)
+        fcntl.flock(self._lock, fcntl.LOCK_EX if self._alone else fcntl.LOCK_SH)
+        fcntl.flock(self._gate, fcntl.LOCK_UN)
+
+    def leave(self, following: str) -> None:
+        """Let others run, unless the following test has to be alone as this one had."""
+        if not (self._alone and is_quiet(following)):
+            self._alone = False
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+
+def turn() -> Turn | None:
+    """Where tests run one after the other there is nothing to wait for."""
+    return Turn() if "PYTEST_XDIST_WORKER" in os.environ else None

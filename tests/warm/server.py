@@ -1,0 +1,128 @@
+"""`python -m tests.warm.server SOCKET PARENT ...`: forks on request, until the process PARENT ends.
+
+A request is a pickled `tests.warm.fork.Start` with file descriptors; the answers are the id of the new process, and how
+it ended. Who hangs up before that has it killed. The dots are room for the command lines of the forks.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import selectors
+import signal
+import socket
+import struct
+import sys
+from importlib import import_module
+from typing import Any
+
+from bagua_bench.launch.lifetime import die_with_parent
+from tests.warm import fork
+
+PRELOADED = (
+    "torch.distributed.run",
+    "torch.distributed.elastic.multiprocessing.errors",
+    "torch.nn.parallel",
+    "torch._dynamo",  # by the first optimizer
+    "torch.optim",
+    "tasks.bert_large",
+    "tasks.quadratic",
+    "tasks.resnet50",
+    "tasks.transformer",
+    "tasks.vgg16",
+    "sklearn.datasets",
+    "sklearn.model_selection",
+    "pandas",
+    "matplotlib.pyplot",
+    "rich.console",
+    "hydra",
+    "hydra.main",
+    "hydra._internal.utils",
+    "hydra.core.hydra_config",
+    "bagua_bench.advise",
+    "bagua_bench.explain",
+    "bagua_bench.report",
+    "bagua_bench.session",
+    "bagua_bench.simulate.run",
+    "bagua_bench.figures.style",
+    "bagua_bench.launch.agent",
+    "bagua_bench.training.worker",
+    "bagua_bench.transport",
+)
+
+
+class Server:
+    """Accepts requests and reports how their processes end."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(listener, selectors.EVENT_READ, (self._accept, ()))
+
+    def serve(self) -> None:
+        while True:
+            for key, _ in self.selector.select():
+                handle, arguments = key.data
+                handle(*arguments)
+
+    def _accept(self) -> None:
+        client, _ = self.listener.accept()
+        self.selector.register(client, selectors.EVENT_READ, (self._start, (client,)))
+
+    def _start(self, client: socket.socket) -> None:
+        self.selector.unregister(client)
+        try:
+            start, descriptors = _receive(client)
+            start.prepare()
+        except EOFError:
+            client.close()
+            return
+        pid = os.fork()
+        if not pid:
+            start.become(descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        client.sendall(struct.pack("<q", pid))
+        ended = os.pidfd_open(pid)
+        self.selector.register(ended, selectors.EVENT_READ, (self._ended, (client, ended, pid)))
+        self.selector.register(client, selectors.EVENT_READ, (self._hung_up, (client, ended)))
+
+    def _hung_up(self, client: socket.socket, ended: int) -> None:
+        self.selector.unregister(client)
+        signal.pidfd_send_signal(ended, signal.SIGKILL)
+
+    def _ended(self, client: socket.socket, ended: int, pid: int) -> None:
+        self.selector.unregister(ended)
+        os.close(ended)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if client in self.selector.get_map():
+            self.selector.unregister(client)
+            client.sendall(struct.pack("<q", code))
+        client.close()
+
+
+def _receive(client: socket.socket) -> tuple[Any, list[int]]:
+    head, descriptors, _, _ = socket.recv_fds(client, 8, 16)
+    if not head:
+        raise EOFError
+    with client.makefile("rb") as stream:
+        (size,) = struct.unpack("<q", head + stream.read(8 - len(head)))
+        return pickle.loads(stream.read(size)), descriptors
+
+
+def main() -> None:
+    die_with_parent(int(sys.argv[2]))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(sys.argv[1])
+    listener.listen(1000)  # those that come before all is imported wait
+    for name in PRELOADED:
+        import_module(name)
+    fork.prepare()
+    gc.collect()
+    gc.freeze()  # pages that the collector leaves alone stay shared with the forks
+    Server(listener).serve()
+
+
+if __name__ == "__main__":
+    main()
