@@ -31,9 +31,9 @@ class Emulation:
 
         The optimizer then updates nothing and keeps no state; messages keep their size.
         """
-        if self._cell.machine.optimizer == "profile":
+        if self._cell.profile.optimizer == "profile":
             trainer.optimizer.step = self._optimizer_step  # type: ignore[method-assign,assignment]
-        if self._cell.machine.codec == "profile":
+        if self._cell.profile.codec == "profile":
             bandwidth = self._compute.memory_bandwidth / self._slow
             Codec.stand_in = staticmethod(lambda traffic: time.sleep(traffic / bandwidth))
 
@@ -42,7 +42,7 @@ class Emulation:
 
     def description(self) -> Reality:
         """What is real in the run and what is not, for its record."""
-        origins = {"optimizer": self._cell.machine.optimizer, "codec": self._cell.machine.codec}
+        origins = {"optimizer": self._cell.profile.optimizer, "codec": self._cell.profile.codec}
         real = [key for key, origin in origins.items() if origin == "measured"]
         slept = [key for key, origin in origins.items() if origin == "profile"]
         compute, factor = self._compute, self._cell.shrink
