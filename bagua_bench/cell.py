@@ -186,8 +186,8 @@ class Cell:
         return identity(self.to_json())
 
     @property
-    def machine(self) -> ComputePart:
-        """The machine of a cell whose computing is not real."""
+    def profile(self) -> ComputePart:
+        """Of the machine whose computing is emulated or simulated."""
         assert self.compute is not None, "computing is real"
         return self.compute
 

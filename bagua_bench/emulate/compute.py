@@ -27,7 +27,7 @@ class Compute:
 
 def compute_of(cell: Cell, layers: Layers) -> Compute:
     """The computing times of a cell: `task.step_seconds`, else the profile's for the task, else by multiply-adds."""
-    task, profile, accumulate = cell.task, cell.machine, cell.run.accumulate
+    task, profile, accumulate = cell.task, cell.profile, cell.run.accumulate
     bandwidth = profile.memory_bandwidth / cell.shrink  # smaller tensors take the time of the originals
     batch = task.batch * accumulate
     known = profile.step_seconds.get(task.name)

@@ -32,7 +32,7 @@ class Emulation:
 
     def arithmetic(self) -> AbstractContextManager[object]:
         """The context of an algorithm's own operations on tensors: they take the emulated machine's time."""
-        if self._cell.machine.codec != "profile":
+        if self._cell.profile.codec != "profile":
             return nullcontext()
         return Meter(self._debt, values=False)
 
@@ -41,9 +41,9 @@ class Emulation:
 
         The optimizer then updates nothing and keeps no state; messages keep their size.
         """
-        if self._cell.machine.optimizer == "profile":
+        if self._cell.profile.optimizer == "profile":
             trainer.optimizer.step = self._optimizer_step  # type: ignore[method-assign,assignment]
-        if self._cell.machine.codec == "profile":
+        if self._cell.profile.codec == "profile":
             Codec.stand_in = staticmethod(self._debt)
 
     def _optimizer_step(self, closure: object = None) -> None:
@@ -51,7 +51,7 @@ class Emulation:
 
     def description(self) -> Reality:
         """What is real in the run and what is not, for its record."""
-        origins = {"optimizer": self._cell.machine.optimizer, "codec": self._cell.machine.codec}
+        origins = {"optimizer": self._cell.profile.optimizer, "codec": self._cell.profile.codec}
         real = [key for key, origin in origins.items() if origin == "measured"]
         slept = [key for key, origin in origins.items() if origin == "profile"]
         compute, factor = self._compute, self._cell.shrink

@@ -202,7 +202,7 @@ def _cell(overrides: Sequence[str]) -> Cell:
 
 @cache
 def _compute() -> ComputePart:
-    return _cell([]).machine
+    return _cell([]).profile
 
 
 def _with_cluster(cluster: ClusterPart, name: str) -> ClusterPart:

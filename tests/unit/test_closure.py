@@ -15,10 +15,11 @@ from tests.catalogue import HOME
 
 HASHES = """
 import json, sys
+from types import SimpleNamespace as Part
 from bagua_bench.provenance import hashes
 
 def of(mode, algo):
-    return hashes({"mode": mode, "algo": {"_target_": algo}, "task": {"_target_": "tasks.vgg16.VGG16"}})
+    return hashes(Part(mode=mode, algo=Part(target=algo), task=Part(target="tasks.vgg16.VGG16")))
 
 algorithms = ["algorithms.decentralized.Decentralized", "algorithms.gradient_allreduce.GradientAllReduce"]
 found = {f"{mode} {algo.rpartition('.')[2]}": of(mode, algo) for mode in ("measure", "simulate") for algo in algorithms}
