@@ -12,7 +12,8 @@ HISTORY = {
     1: "the first version",
     2: "`config.algo.about` and `config.task.about`: what is declared of the algorithm and the task; "
     "`config.algo.preset` is gone: what `released` stood for is written out in the algorithm's own "
-    "options; `config.run.precision` is never missing; `code` hashes what a number depends on instead of all sources",
+    "options; `config.run.precision` is never missing; `code` hashes what a number depends on instead of all sources; "
+    "`wrong` where an algorithm that averages in rounds applied none in the timed steps",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -48,7 +49,19 @@ def _from_1(record: dict[str, Any]) -> dict[str, Any]:
     config = {**config, "algo": algo, "run": {"precision": "fp32", **config["run"]}}
     if "about" not in algo:  # the last records of version 1 have it
         config = facts.declared(config)
-    return {**record, "config": config, "cell": identity(config)}
+    return {**record, **_without_rounds(record, config), "config": config, "cell": identity(config)}
+
+
+def _without_rounds(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """A verdict on a run whose algorithm averages in rounds, if none was applied: it is as fast as doing nothing."""
+    about = config["algo"]["about"]
+    if record["status"] != "done" or record["ranks"] == 1 or not about.get("rounds"):
+        return {}
+    result = record["result"]
+    if any(sum(rank.values()) for rank in result["bytes_per_step"]):
+        return {}
+    steps = len(result["step_seconds"])
+    return {"status": "wrong", "reason": f"no averaging round was applied in {steps} timed steps"}
 
 
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}

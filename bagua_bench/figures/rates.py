@@ -43,7 +43,24 @@ def row(records: Sequence[Record], baseline: str, base: Sequence[Record]) -> dic
         "low": low,
         "high": high,
         f"ratio_to_{baseline}": float(np.mean(values) / np.mean(of(base))) if base else None,
+        "staleness_steps": staleness(records),
     }
+
+
+def staleness(records: Sequence[Record]) -> float | None:
+    """How many steps old the averages are that are applied, mean; None of what averages in every step, or unknown."""
+    found = [record["result"].get("averaging") for record in records]
+    ages = [one["staleness_steps"] for one in found if one and one["staleness_steps"] is not None]
+    return float(np.mean(ages)) if ages else None
+
+
+def label(name: str, ages: Sequence[float | None]) -> str:
+    """A system's name, with how stale what it averages is, where its speed is bought with that."""
+    known = sorted(age for age in ages if age is not None and not np.isnan(age))
+    if not known:
+        return name
+    ends = f"{known[0]:.2g}" if f"{known[0]:.2g}" == f"{known[-1]:.2g}" else f"{known[0]:.2g} to {known[-1]:.2g}"
+    return f"{name}\n({ends} steps stale)"
 
 
 def draw(axes: Axes, position: float, row: Any, width: float = 0.8, ratio: float | None = None, **bar: Any) -> None:

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from bagua_bench import facts, stats
 from bagua_bench.cell import Cell
-from bagua_bench.figures import style
+from bagua_bench.figures import rates, style
 from bagua_bench.records import Record, cell_of, comparable
 
 
@@ -59,9 +59,9 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
         cells.setdefault((cell.algo.name, quantity.value(cell)), []).append(record)
     rows = []
     for (algo, x), group in cells.items():
-        rates = [r["result"]["throughput"] for r in group]
+        values = rates.of(group)
         samples = group[0]["result"]["samples_per_step"]
-        steps = [samples / rate for rate in rates]
+        steps = [samples / rate for rate in values]
         low, high = stats.mean_interval(steps)
         base = [r["result"]["throughput"] for r in cells.get((facts.baseline(), x), [])]
         sent = [sum(rank.values()) for r in group for rank in r["result"]["bytes_per_step"]]
@@ -76,10 +76,11 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
                 "step_seconds": float(np.mean(steps)),
                 "low": low,
                 "high": high,
-                "epoch_seconds": group[0]["result"]["samples_per_epoch"] / float(np.mean(rates)),
-                "samples_per_second": float(np.mean(rates)),
-                "ratio_to_ddp": float(np.mean(rates) / np.mean(base)) if base else None,
+                "epoch_seconds": group[0]["result"]["samples_per_epoch"] / float(np.mean(values)),
+                "samples_per_second": float(np.mean(values)),
+                "ratio_to_ddp": float(np.mean(values) / np.mean(base)) if base else None,
                 "megabytes_per_step_and_rank": float(np.mean(sent)) / 1e6 * factor,
+                "staleness_steps": rates.staleness(group),
                 "flags": sum(len((r["network"]["measured"] or {}).get("flags", ())) for r in group),
             }
         )
@@ -105,9 +106,9 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     quantity = next(q for q in QUANTITIES if q.label in data.columns)
     for algo, rows in data.groupby("algorithm", sort=False):
         error = [rows["step_seconds"] - rows["low"], rows["high"] - rows["step_seconds"]]
-        axes.errorbar(
-            rows[quantity.label], rows["step_seconds"], yerr=error, label=algo, **style.line(str(algo), rows["source"])
-        )
+        name = rates.label(str(algo), list(rows["staleness_steps"]))
+        look = style.line(str(algo), rows["source"])
+        axes.errorbar(rows[quantity.label], rows["step_seconds"], yerr=error, label=name, **look)
     axes.set_xscale(quantity.scale)
     axes.set_yscale("log")
     axes.set_xlabel(quantity.label)

@@ -45,7 +45,8 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     """Bars of `table`'s rows, with the ratio to DDP above each."""
     for position, row in enumerate(data.itertuples()):
         rates.draw(axes, position, row, ratio=row.ratio_to_ddp)
-    axes.set_xticks(range(len(data)), list(data["algorithm"]), rotation=20)
+    names = [rates.label(row.algorithm, [row.staleness_steps]) for row in data.itertuples()]
+    axes.set_xticks(range(len(data)), names, rotation=20)
     axes.set_ylabel("samples per second")
     axes.set_title(
         f"{', '.join(sorted(set(data['source'])))}; A/A noise ±{100 * data['aa_noise'].iloc[0]:.1f} %", fontsize=9

@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bagua_bench import units
-from bagua_bench.comm import CountedComm
+from bagua_bench.comm import CountedComm, traffic
 from bagua_bench.emulate.layers import Layers
 from bagua_bench.peers import schedule
 from bagua_bench.peers.base import Peer
@@ -35,5 +35,6 @@ class BytePS(Peer):
             parts = [self._partition] * full + [rest] * (rest > 0)
             return [Submit(tuple(Collective("push_pull", part, "flat") for part in parts))]
 
-        sent = 2 * (servers - 1) / servers * sum(nbytes) / per_server
+        between = 2 * (servers - 1) / servers * sum(nbytes) / per_server
+        sent = between if servers > 1 else traffic.all_reduce(sum(nbytes), ranks)
         return schedule.program(layers, ranks, steps, sends, sent)

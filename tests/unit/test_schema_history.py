@@ -46,11 +46,23 @@ def test_every_older_record_becomes_a_present_one(version: int) -> None:
         assert record == before, "the old record was changed"
         assert new["schema"] == SCHEMA
         assert migrate(new) == new
-        assert {key: new[key] for key in new if key not in ("schema", "config", "cell")} == {
-            key: record[key] for key in record if key not in ("schema", "config", "cell")
+        changes = ("schema", "config", "cell", "status", "reason")
+        assert {key: new[key] for key in new if key not in changes} == {
+            key: record[key] for key in record if key not in changes
         }
         for group in set(record["config"]) - {"algo", "task"}:
             assert new["config"][group] == filled(group, record["config"][group])
+
+
+def test_from_1_what_averaged_nothing_is_wrong() -> None:
+    silent = {"flat": 0.0, "intra": 0.0, "inter": 0.0}
+    for record in old(1):
+        if record["status"] == "done" and record["ranks"] > 1:
+            result = {**record["result"], "bytes_per_step": [silent] * record["ranks"]}
+            new = migrate({**record, "result": result})
+            idle = record["config"]["algo"]["name"] == "async"
+            assert (new["status"], new["reason"] is None) == (("wrong", False) if idle else ("done", True))
+            assert migrate(record)["status"] == "done"
 
 
 def filled(group: str, values: Any) -> Any:

@@ -216,7 +216,7 @@ def _exit_code(body: Callable[[], None]) -> int:
         print(ended.code, file=sys.stderr)
         return 1
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         return 1
     return 0
 
