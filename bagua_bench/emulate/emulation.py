@@ -8,7 +8,7 @@ from algorithms.codecs.base import Codec
 from bagua_bench.cell import Cell
 from bagua_bench.emulate.arithmetic import Debt, Meter
 from bagua_bench.emulate.compute import compute_of, slow_factors
-from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.lookup import layers_of
 from bagua_bench.emulate.pace import Sleeper
 from bagua_bench.emulate.task import EmulatedTask
 from bagua_bench.result import Reality

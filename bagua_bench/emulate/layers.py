@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
-
-from bagua_bench.cell import TaskPart
 
 TABLES = Path(__file__).parent / "tables"
 """Tables of the tasks at scale paper, written by `python -m bagua_bench.emulate.survey`."""
@@ -69,23 +66,6 @@ def read(path: Path) -> Layers:
     params = tuple((name, tuple(shape)) for name, shape in plain.pop("params"))
     layers = tuple(Layer(layer["macs"], tuple(layer["params"])) for layer in plain.pop("layers"))
     return Layers(params=params, layers=layers, **plain)
-
-
-@cache
-def _table(name: str) -> Layers:
-    return read(TABLES / f"{name}.json")
-
-
-def layers_of(task: TaskPart, shrink: float = 1.0) -> Layers:
-    """The layers of a task, shrunk as asked: from its table at scale paper, else surveyed now (with torch).
-
-    `cpu` has the parameters of `paper`, and the shares of its layers are to be those of the published input.
-    """
-    if task.scale in ("paper", "cpu") and (TABLES / f"{task.name}.json").exists():
-        return _table(task.name).shrunk(shrink)
-    from bagua_bench.emulate.survey import survey
-
-    return survey(task).shrunk(shrink)
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bagua_bench import facts
 from bagua_bench.cell import TaskPart
+from bagua_bench.components import build
 from bagua_bench.emulate.layers import TABLES, Layer, Layers
-from bagua_bench.training.build import build
 from tasks.base import Task
 
 

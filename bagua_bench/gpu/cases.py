@@ -15,10 +15,10 @@ from algorithms.base import Algorithm, When
 from bagua_bench import conf_folder
 from bagua_bench.cell import AlgoPart
 from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.components import build
 from bagua_bench.facts import AlgorithmFacts
 from bagua_bench.gpu import trace
 from bagua_bench.gpu.models import Given
-from bagua_bench.training.build import build
 from bagua_bench.training.engine import Engine
 from bagua_bench.training.loop import Loop
 from bagua_bench.training.loss_scale import LossScale

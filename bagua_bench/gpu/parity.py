@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.components import build
 from bagua_bench.gpu.cases import ALL_REDUCE
 from bagua_bench.gpu.models import workload
-from bagua_bench.training.build import build
 from bagua_bench.training.engine import MIB, Engine
 
 _BUCKET = 25  # MiB, DDP's default, for both: ranks that share a GPU wait for their turn at least once per bucket

@@ -11,7 +11,7 @@ import pandas as pd
 from bagua_bench import facts
 from bagua_bench.cell import Cell
 from bagua_bench.emulate.compute import compute_of
-from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.lookup import layers_of
 from bagua_bench.network import settings
 from bagua_bench.simulate.advise import available
 from bagua_bench.simulate.cluster import cluster_of

@@ -14,7 +14,7 @@ from bagua_bench import facts
 from bagua_bench.cell import Cell, ClusterPart
 from bagua_bench.config import CONF
 from bagua_bench.emulate.compute import Compute, compute_of
-from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.lookup import layers_of
 from bagua_bench.emulate.scale import scale_model
 from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import Cluster, cluster_of

@@ -8,11 +8,12 @@ joins all ranks and the steady state where ranks meet in pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from bagua_bench.emulate.compute import Compute
 from bagua_bench.simulate.cluster import Cluster
 from bagua_bench.simulate.costs import seconds
+from bagua_bench.simulate.free import run_free
 from bagua_bench.simulate.program import (
     Collective,
     Fusion,
@@ -27,18 +28,7 @@ from bagua_bench.simulate.program import (
     Wait,
     Work,
 )
-from bagua_bench.training.phases import PHASES
-
-
-@dataclass
-class Timing:
-    """Per step, the seconds of every phase and of the whole (`step`), for each class of ranks."""
-
-    steps: list[list[dict[str, float]]] = field(default_factory=list)
-    rounds: int = 0
-    round_seconds: float = 0.0
-    staleness: float = 0.0
-    """Of an algorithm that runs FREE: steps between a snapshot and its application, mean."""
+from bagua_bench.simulate.timing import Timing, split
 
 
 class Clock:
@@ -54,8 +44,6 @@ class Clock:
     def run(self, program: Program) -> Timing:
         """The time of every step."""
         if program.round is not None:
-            from bagua_bench.simulate.free import run_free
-
             return run_free(self, program)
         timing = Timing()
         left: list[list[float]] = []
@@ -219,11 +207,3 @@ class _Run:
                 self._send([Collective("all_reduce", message, "flat")], [self._tick] * len(self._now))
         if until is not None and not self._pending:
             self._tick = max(self._tick, until - until % period)
-
-
-def split(marks: list[tuple[str, float]], end: float, begin: float = 0.0) -> dict[str, float]:
-    """Seconds of every phase, and of the step, from the times at which phases began."""
-    phases = dict.fromkeys(PHASES, 0.0)
-    for (name, since), (_, until) in zip(marks, [*marks[1:], ("", end)], strict=True):
-        phases[name] += until - since
-    return {**phases, "step": end - begin}

@@ -14,7 +14,7 @@ from scipy.stats import t as student
 
 from bagua_bench.cell import Cell
 from bagua_bench.emulate.compute import Compute, compute_of
-from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.lookup import layers_of
 from bagua_bench.emulate.scale import scale_model
 from bagua_bench.simulate.cluster import Cluster, Physics, cluster_of
 from bagua_bench.simulate.parameters import Parameter, physics

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bagua_bench.simulate.program import Collective, Gate, Op, Phase, Program, Round, Step, Traffic, Wait, Work
+from bagua_bench.simulate.timing import Timing, split
 
 if TYPE_CHECKING:
-    from bagua_bench.simulate.clock import Clock, Timing
+    from bagua_bench.simulate.clock import Clock
 
 
 def run_free(clock: Clock, program: Program) -> Timing:
@@ -17,8 +18,6 @@ def run_free(clock: Clock, program: Program) -> Timing:
     All ranks meet in a round's negotiation and exchange; a rank applies the result between two of its steps. A round
     that is under way when a step computes slows it down.
     """
-    from bagua_bench.simulate.clock import Timing, split
-
     assert program.round is not None
     rounds, timing = _Rounds(clock, program.round), Timing()
     now = [0.0 for _ in clock.classes]

@@ -22,11 +22,12 @@ from algorithms.base import Op
 from algorithms.codecs.base import Codec
 from bagua_bench import conf_folder
 from bagua_bench.cell import TaskPart
+from bagua_bench.components import build
 from bagua_bench.conf_folder import FOLDER as CONF
-from bagua_bench.emulate.layers import TABLES, Layers, layers_of
+from bagua_bench.emulate.layers import TABLES, Layers
+from bagua_bench.emulate.lookup import layers_of
 from bagua_bench.gpu import stand_in
 from bagua_bench.simulate.profile_file import Measured, text
-from bagua_bench.training.build import build
 from bagua_bench.training.clock import StepClock
 from bagua_bench.training.loop import Loop
 from bagua_bench.training.trainer import Trainer

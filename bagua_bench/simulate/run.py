@@ -9,13 +9,14 @@ from dataclasses import replace
 from bagua_bench import facts
 from bagua_bench.cell import Cell
 from bagua_bench.emulate.compute import Compute, compute_of, slow_factors
-from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.lookup import layers_of
 from bagua_bench.emulate.scale import scale_model
 from bagua_bench.result import NOT_CHECKED, Averaging, RankResult, Reality, Result, with_traffic
-from bagua_bench.simulate.clock import Clock, Timing
+from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.costs import seconds
 from bagua_bench.simulate.program import Collective, Program
+from bagua_bench.simulate.timing import Timing
 
 _MOST_STEPS = 1000
 """For averaging rounds to be applied in."""

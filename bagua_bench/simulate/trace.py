@@ -12,13 +12,14 @@ from algorithms.base import Algorithm
 from algorithms.codecs.base import Codec
 from bagua_bench import facts, plain
 from bagua_bench.cell import AlgoPart, Cell, TaskPart
-from bagua_bench.emulate.layers import Layers, layers_of
+from bagua_bench.components import build
+from bagua_bench.emulate.layers import Layers
+from bagua_bench.emulate.lookup import layers_of
 from bagua_bench.emulate.optimizer import IdleOptimizer
 from bagua_bench.emulate.task import EmulatedTask
 from bagua_bench.peers.base import Peer
 from bagua_bench.simulate.program import Phase, Program, Step, Traffic, Work
 from bagua_bench.simulate.tape import Tape, TapeComm, TapeLane, TapeLoop, TapePace
-from bagua_bench.training.build import build
 from bagua_bench.training.engine import Engine
 
 

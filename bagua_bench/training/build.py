@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
-from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,18 +11,13 @@ from torch.optim import Optimizer
 from algorithms.base import Algorithm
 from bagua_bench.cell import AlgoPart, Cell, RunPart
 from bagua_bench.comm import CountedComm
+from bagua_bench.components import build
 from bagua_bench.peers.base import Peer
 from bagua_bench.training.engine import Engine
 from bagua_bench.training.loss_scale import LossScale
 from bagua_bench.training.trainer import Trainer
 
 Arithmetic = Callable[[], AbstractContextManager[object]]
-
-
-def build(target: str, options: Mapping[str, Any]) -> Any:
-    """Instantiate the class `package.module.Class` with its options."""
-    module, _, name = target.rpartition(".")
-    return getattr(import_module(module), name)(**options)
 
 
 def make_trainer(

@@ -24,12 +24,13 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from bagua_bench import facts
 from bagua_bench.cell import Cell, RunPart
 from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.components import build
 from bagua_bench.emulate.emulation import Emulation
 from bagua_bench.launch.lifetime import die_with_parent
 from bagua_bench.network import counters
 from bagua_bench.result import NOT_CHECKED, Interface, RankResult, Result, with_traffic
 from bagua_bench.training import devices, memory
-from bagua_bench.training.build import build, make_trainer
+from bagua_bench.training.build import make_trainer
 from bagua_bench.training.checks import check_replicas
 from bagua_bench.training.loop import Loop
 from bagua_bench.training.progress import Progress

@@ -15,7 +15,8 @@ from bagua_bench import facts
 from bagua_bench.cell import Cell
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.threads import ThreadComm
-from bagua_bench.training.build import build, make_trainer
+from bagua_bench.components import build
+from bagua_bench.training.build import make_trainer
 from bagua_bench.training.engine import Engine
 from bagua_bench.training.loss_scale import LossScale
 from tasks.quadratic import Quadratic
@@ -272,7 +273,7 @@ def test_exactly_one_is_the_baseline_and_everybody_looks_different() -> None:
 def test_tasks_have_layers_where_they_say_so(name: str) -> None:
     fact = facts.task(resolved(f"task={name}").task)
     if fact.layers:
-        from bagua_bench.emulate.layers import layers_of
+        from bagua_bench.emulate.lookup import layers_of
 
         assert layers_of(resolved(f"task={name}").task).elements > 0
 

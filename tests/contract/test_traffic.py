@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from algorithms.base import Algorithm, Message, Op, When
 from bagua_bench.comm import CountedComm
+from bagua_bench.components import build
 from bagua_bench.emulate.optimizer import IdleOptimizer
 from bagua_bench.training.buckets import make_buckets
-from bagua_bench.training.build import build
 from tests.catalogue import HOME, resolved
 
 SIZES = (2, 4, 8)

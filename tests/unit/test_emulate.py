@@ -18,15 +18,16 @@ from algorithms.codecs.base import Codec
 from algorithms.gradient_allreduce import GradientAllReduce
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.threads import ThreadComm
+from bagua_bench.components import build
 from bagua_bench.emulate import pace
 from bagua_bench.emulate.compute import Compute, compute_of
 from bagua_bench.emulate.emulation import Emulation
-from bagua_bench.emulate.layers import TABLES, Layer, Layers, layers_of, read
+from bagua_bench.emulate.layers import TABLES, Layer, Layers, read
+from bagua_bench.emulate.lookup import layers_of
 from bagua_bench.emulate.model import EmulatedModel
 from bagua_bench.emulate.pace import Sleeper
 from bagua_bench.emulate.scale import scale_model
 from bagua_bench.emulate.survey import survey
-from bagua_bench.training.build import build
 from bagua_bench.training.engine import Engine
 from tests.catalogue import resolved
 from tests.ranks import run

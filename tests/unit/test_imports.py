@@ -76,3 +76,30 @@ def test_a_foreign_package_of_the_same_name_is_named(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "another package named 'tasks'" in done.stderr
     assert str(tmp_path) in done.stderr
+
+
+def arrows() -> dict[str, set[str]]:
+    """Modules of the packages that each imports, wherever it does so but for types alone."""
+    paths = [path for package in ("algorithms", "tasks", "bagua_bench") for path in (HOME / package).rglob("*.py")]
+    names = {path: ".".join(path.relative_to(HOME).with_suffix("").parts).removesuffix(".__init__") for path in paths}
+    found: dict[str, set[str]] = {}
+    for path, name in names.items():
+        tree = ast.parse(path.read_text())
+        for node in [node for node in ast.walk(tree) if isinstance(node, ast.If)]:
+            if "TYPE_CHECKING" in ast.unparse(node.test):
+                node.body = []
+        used = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                parts = {f"{node.module}.{alias.name}" for alias in node.names}
+                used |= parts & set(names.values()) or {node.module}
+        found[name] = (used & set(names.values())) - {name}
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    left = arrows()
+    assert sum(map(len, left.values())) > 400
+    while done := {name for name, used in left.items() if not used & set(left)}:
+        left = {name: used for name, used in left.items() if name not in done}
+    assert not left, f"in a circle, or above one: {sorted(left)}"

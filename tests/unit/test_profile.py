@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bagua_bench import plain
 from bagua_bench.cell import ComputePart, TaskPart
+from bagua_bench.components import build
 from bagua_bench.config import CONF, Compute
 from bagua_bench.emulate.compute import compute_of
 from bagua_bench.emulate.layers import TABLES, Layer, Layers, read
@@ -23,7 +24,6 @@ from bagua_bench.gpu import stand_in
 from bagua_bench.gpu.stand_in import StandIn
 from bagua_bench.simulate import profile, profile_file
 from bagua_bench.simulate.profile_file import Measured
-from bagua_bench.training.build import build
 from tasks.base import Batch, Task
 from tests.catalogue import resolved
 

@@ -12,7 +12,7 @@ from bagua_bench.cell import AlgoPart, Cell
 from bagua_bench.comm import CountedComm
 from bagua_bench.emulate.compute import Compute, compute_of
 from bagua_bench.emulate.emulation import Emulation
-from bagua_bench.emulate.layers import layers_of
+from bagua_bench.emulate.lookup import layers_of
 from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import cluster_of
 from bagua_bench.simulate.costs import seconds

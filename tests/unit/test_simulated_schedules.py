@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bagua_bench.cell import Cell
-from bagua_bench.emulate.layers import Layers, layers_of
+from bagua_bench.emulate.layers import Layers
+from bagua_bench.emulate.lookup import layers_of
 from bagua_bench.emulate.model import EmulatedModel
 from bagua_bench.emulate.task import EmulatedTask
 from bagua_bench.peers.ddp import DDP

@@ -1,0 +1,26 @@
+"""How long steps take, by phase: what the virtual clock finds. No torch import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bagua_bench.training.phases import PHASES
+
+
+@dataclass
+class Timing:
+    """Per step, the seconds of every phase and of the whole (`step`), for each class of ranks."""
+
+    steps: list[list[dict[str, float]]] = field(default_factory=list)
+    rounds: int = 0
+    round_seconds: float = 0.0
+    staleness: float = 0.0
+    """Of an algorithm that runs FREE: steps between a snapshot and its application, mean."""
+
+
+def split(marks: list[tuple[str, float]], end: float, begin: float = 0.0) -> dict[str, float]:
+    """Seconds of every phase, and of the step, from the times at which phases began."""
+    phases = dict.fromkeys(PHASES, 0.0)
+    for (name, since), (_, until) in zip(marks, [*marks[1:], ("", end)], strict=True):
+        phases[name] += until - since
+    return {**phases, "step": end - begin}
