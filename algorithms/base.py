@@ -131,7 +131,7 @@ Message = tuple[int, Tensor]
 
 @dataclass
 class Bucket:
-    """Some parameters of a model, flat: `weight` and `grad` share storage with the parameters (spec: algorithms 3).
+    """Some parameters of a model, flat: `weight` and `grad` share storage with the parameters.
 
     `weight` and `grad` are 1-D, of equal length, zero-padded behind the first `elements` to a multiple of the
     number of ranks. `grad` is empty when the algorithm does not communicate gradients. `state` is the algorithm's

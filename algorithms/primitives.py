@@ -1,7 +1,9 @@
 """The paper's communication primitives: centralised or decentralised, full or low precision, synchronous.
 
+See docs/algorithms.md, Primitives.
+
 Bytes are those a rank sends; N elements of s bytes, n ranks. With `hierarchical` a primitive runs between the
-leaders of the servers, after a reduction inside each server and before a broadcast (spec: algorithms 2); n is
+leaders of the servers, after a reduction inside each server and before a broadcast; n is
 then the number of servers. Where there is only one server it runs between all ranks.
 """
 
@@ -70,7 +72,7 @@ def c_lp_s(
     Scatter-gather with two quantisations per element: 2(n-1) w bytes, w the wire size of one chunk of N/n
     elements, in two rounds of direct sends. errors: error-feedback memories of this rank, float32, (N,) for what
     it sends and (N/n,) for what it reduces, updated in place; None: no feedback. elements: the first so many of
-    N are not padding. Source: Bagua, primitive C_LP_S; spec: algorithms 5.
+    N are not padding. Source: Bagua, primitive C_LP_S.
     """
     op = Op.AVG if average else Op.SUM
 
@@ -87,7 +89,7 @@ def d_fp_s(
     """Decentralised, full precision: out (N,) becomes the mean of x (N,) and the x of every peer; x stays.
 
     One round of direct sends: N s bytes to each peer. `peers(rank, size)` names them; the relation is symmetric.
-    Hierarchical: x is averaged inside each server first. Source: Bagua, primitive D_FP_S; spec: algorithms 6.4.
+    Hierarchical: x is averaged inside each server first. Source: Bagua, primitive D_FP_S.
     """
     out.copy_(x)
 
@@ -114,7 +116,7 @@ def d_lp_s(
     `replicas` (own, left, right), each (N,), are what the neighbours know of this rank and this rank of them; they
     advance by the decoded differences alone, so the copies of one model are equal bit for bit on all three ranks.
     One round of direct sends: 2 w bytes, w the wire size of N elements in one chunk, whatever n.
-    Source: Bagua, primitive D_LP_S; spec: algorithms 6.5.
+    Source: Bagua, primitive D_LP_S.
     """
 
     def exchange(group: Comm) -> None:

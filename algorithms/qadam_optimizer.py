@@ -1,4 +1,4 @@
-"""The optimizer of QAdam: Adam in its warm-up, then Adam with a frozen second moment (spec: algorithms 6.3)."""
+"""The optimizer of QAdam: Adam in its warm-up, then Adam with a frozen second moment (docs/algorithms.md, QAdam)."""
 
 from __future__ import annotations
 

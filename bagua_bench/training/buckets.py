@@ -1,4 +1,4 @@
-"""Buckets: which parameters travel together, and where they lie (spec: algorithms 3)."""
+"""Buckets: which parameters travel together, and where they lie (docs/design.md, The engine)."""
 
 from __future__ import annotations
 

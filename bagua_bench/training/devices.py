@@ -29,7 +29,7 @@ def share(device: torch.device) -> None:
     """Let NCCL accept ranks that share a GPU; collective, and before its first group is made.
 
     NCCL refuses two ranks of one host on one GPU. Ranks that claim hosts of their own pass, and reach each other
-    through the network, which is what servers with a GPU each would do (spec: bagua_net 4).
+    through the network, which is what servers with a GPU each would do.
     """
     own = torch.tensor(list(str(torch.cuda.get_device_properties(device).uuid).encode()), dtype=torch.uint8)
     all_of_them = [torch.empty_like(own) for _ in range(dist.get_world_size())]  # an object's way would need NumPy

@@ -1,4 +1,4 @@
-"""The loop of an algorithm that runs FREE: averaging rounds that training never waits for (spec: algorithms 6.6)."""
+"""The loop of an algorithm that runs FREE: averaging rounds that training never waits for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The in-order scheduler: buckets become ready in any order and are launched in theirs (spec: algorithms 3.4)."""
+"""The in-order scheduler: buckets become ready in any order and are launched in theirs (docs/design.md, The engine)."""
 
 from __future__ import annotations
 
