@@ -1,4 +1,4 @@
-"""Who talks to whom in decentralised exchanges (docs/algorithms.md, Decentralized SGD)."""
+"""Peers of a rank in decentralised exchanges (docs/algorithms.md, Decentralized SGD)."""
 
 from __future__ import annotations
 
