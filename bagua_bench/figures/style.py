@@ -13,13 +13,17 @@ _ALPHA = {"measured": 1.0, "emulated": 0.75}
 
 
 def bar(algo: str, source: str) -> dict[str, Any]:
-    """Keyword arguments of a bar for an algorithm's number from `source`."""
+    """Keyword arguments of a bar for an algorithm's number from `source`; simulated ones are hollow."""
+    if source == "simulated":
+        return {"color": "none", "edgecolor": colour(algo), "linestyle": "--", "linewidth": 1.2}
     return {"color": colour(algo), "edgecolor": "black", "linewidth": 0.6, "alpha": _ALPHA[source]}
 
 
 def line(algo: str, sources: Iterable[str]) -> dict[str, Any]:
     """Keyword arguments of a line of an algorithm's numbers, all from one source."""
     [source] = set(sources)
+    if source == "simulated":
+        return {**simulated(algo), "capsize": 3}
     return {"color": colour(algo), "marker": "o", "capsize": 3, "linewidth": 1.2, "alpha": _ALPHA[source]}
 
 

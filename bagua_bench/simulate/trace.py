@@ -113,6 +113,7 @@ class _Rank:
                 overlap=self._run.overlap,
                 lane=partial(TapeLane, self._tape),
                 free=self._make_loop,
+                arithmetic=self._tape.meter,
             )
         self._engine.optimizer.step = self._optimizer_step  # type: ignore[method-assign,assignment]
         self.sent: dict[str, float] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -37,8 +38,8 @@ from bagua_bench.training.trainer import Trainer
 from bagua_bench.transport import environment
 from tasks.base import Batch, Task
 
-_PATIENCE = 20
-"""Times the steps asked for, in which enough averaging rounds should be applied."""
+_PATIENCE, _LEAST_SECONDS = 20, 30.0
+"""Enough averaging rounds should be applied in so many times the steps asked for, or in this time if that is longer."""
 
 
 def train(cell: Cell, progress: Progress) -> Result | None:
@@ -135,7 +136,8 @@ def _timed(
         trainer.rounds.reset()
     steps = declared.whole(run.steps)
     seconds, losses = loop.take(batches, steps, "timed")
-    while len(seconds) < _PATIENCE * steps and _lacks(trainer, declared.rounds):
+    soon = time.monotonic() + _LEAST_SECONDS
+    while _goes_on(trainer, declared.rounds, len(seconds) < _PATIENCE * steps or time.monotonic() < soon):
         more, their_losses = loop.take(batches, steps, "timed")
         seconds, losses = seconds + more, losses + their_losses
     dist.barrier()
@@ -151,13 +153,14 @@ def _timed(
     )
 
 
-def _lacks(trainer: Trainer, rounds: int) -> bool:
-    """Whether some rank has applied fewer averaging rounds; collective. False for trainers without rounds."""
+def _goes_on(trainer: Trainer, rounds: int, patient: bool) -> bool:
+    """Whether some rank has applied fewer averaging rounds, and all are `patient`; collective."""
     if trainer.rounds is None or dist.get_world_size() == 1:
         return False
-    applied = torch.tensor([trainer.rounds.applied])
-    dist.all_reduce(applied, dist.ReduceOp.MIN)
-    return int(applied) < rounds
+    both = torch.tensor([trainer.rounds.applied, int(patient)])
+    dist.all_reduce(both, dist.ReduceOp.MIN)
+    applied, everyone_is = both.tolist()
+    return bool(applied < rounds and everyone_is)
 
 
 def _warm_up(run: RunPart, task: Task, trainer: Trainer, loop: Loop, learns: bool) -> int:

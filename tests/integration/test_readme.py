@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.catalogue import HOME
-from tests.integration.cli import bench, python, recorded
+from tests.integration.cli import python
 
 BLOCK = re.compile(r"<!-- tested: (\S+) -->\n```\w+\n(.*?)```", re.S)
 FILES = dict(BLOCK.findall((HOME / "README.md").read_text()))
@@ -38,25 +37,3 @@ def test_engine_on_an_own_model(change: tuple[str, str], equal: bool, error: flo
     first, second = (torch.load(tmp_path / f"weight{rank}.pt") for rank in range(2))
     assert torch.equal(first, second) or not equal, "replicas differ"
     assert (first - 1).abs().max() < error, "it did not learn the sum"
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the packages and of the configuration."""
-    for name in ("algorithms", "tasks", "bagua_bench", "conf"):
-        shutil.copytree(HOME / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
-
-
-def test_adding_an_algorithm_takes_the_two_files_shown(copy: Path) -> None:
-    added = [name for name in FILES if "local_sgd" in name]
-    assert len(added) == 2
-    for name in added:
-        assert not (copy / name).exists()
-        (copy / name).write_text(FILES[name])
-    done = bench(copy, "task=quadratic", "algo=local_sgd", "algo.interval=2", "run.steps=10", cold=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    [record] = recorded(copy)
-    assert record["status"] == "done"
-    parameters = record["result"]["parameters"]
-    assert sum(record["result"]["bytes_per_step"][0].values()) == pytest.approx(parameters * 4 / 2)

@@ -150,7 +150,7 @@ RESULTS = st.builds(
     warmup_steps=st.integers(0),
     parameters=st.integers(1),
     emulation=st.none() | st.builds(Reality, TEXTS, TEXTS, st.dictionaries(st.text(), FLOATS), st.text(), st.none()),
-    averaging=st.none() | st.builds(Averaging, FLOATS, FLOATS, FLOATS),
+    averaging=st.none() | st.builds(Averaging, st.integers(0), st.none() | FLOATS, st.none() | FLOATS),
 )
 
 
