@@ -58,7 +58,7 @@ class StreamLane:
 
 
 class Sides(Protocol):
-    """Where the two sides of an averaging loop run: next to the weights, and beside training."""
+    """The places of an averaging loop's two sides: next to the weights, and beside training."""
 
     def on_weights(self) -> AbstractContextManager[None]:
         """For what reads or writes the weights; in the order in which the host gets here."""
