@@ -1,4 +1,4 @@
-"""Asynchronous model average: training never waits; a background loop averages the models (spec: algorithms 6.6)."""
+"""Training never waits; a background loop averages the models (docs/algorithms.md, Async model average)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a distributed training algorithm is, and all that it may know: buckets and a communicator."""
+"""Defines a distributed training algorithm and all that it may know: buckets and a communicator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Least:
 
 @dataclass(frozen=True)
 class Above:
-    """`Annotated[float, Above(0)]`: what a constructor's argument must be greater than."""
+    """`Annotated[float, Above(0)]`: a constructor's argument must be greater than this value."""
 
     value: float
 
@@ -53,14 +53,14 @@ class When(Enum):
 
 
 class Carry(Enum):
-    """What becomes of a rank's state when training goes on with another number of ranks."""
+    """Rules for a rank's state when training goes on with another number of ranks."""
 
     KEEP = "keep"
     """It is equal on all ranks, and stays."""
     AVERAGE = "average"
     """Every rank gets the mean of all."""
     ZERO = "zero"
-    """It is as `Algorithm.start` makes it."""
+    """It starts over, as `Algorithm.start` makes it."""
 
 
 class Comm(Protocol):
@@ -126,12 +126,12 @@ class Comm(Protocol):
 
 
 Message = tuple[int, Tensor]
-"""The other rank, and what is sent to it or received from it."""
+"""The other rank, and the tensor that is sent to it or received from it."""
 
 
 @dataclass
 class Bucket:
-    """Some parameters of a model, flat: `weight` and `grad` share storage with the parameters (spec: algorithms 3).
+    """Some parameters of a model, flat: `weight` and `grad` share storage with the parameters.
 
     `weight` and `grad` are 1-D, of equal length, zero-padded behind the first `elements` to a multiple of the
     number of ranks. `grad` is empty when the algorithm does not communicate gradients. `state` is the algorithm's
@@ -172,13 +172,13 @@ class Turn:
     buckets: tuple[int, ...] | None = None
     """Their positions; None: all."""
     land: int = 0
-    """`finish` runs so many steps later, at the same moment. `communicate` then works on what `prepare` took."""
+    """`finish` runs this many steps later, at the same moment. `communicate` then works on what `prepare` took."""
     communicate: Piece | None = None
-    """What runs in place of the algorithm's three methods, where a step has two parts; None: these."""
+    """Runs instead of the algorithm's own, where a step has two parts; None: the algorithm's three methods."""
     prepare: Moment | None = None
-    """What goes with such a `communicate`; None: nothing."""
+    """Belongs to such a `communicate`; None: nothing."""
     finish: Moment | None = None
-    """What goes with such a `communicate`; None: nothing."""
+    """Belongs to such a `communicate`; None: nothing."""
 
 
 class Algorithm(ABC):
@@ -195,7 +195,7 @@ class Algorithm(ABC):
     consensus: ClassVar[float] = 0.0
     """Largest allowed distance of a replica from the mean of all, relative to a replica's mean norm; 0: bit-equal."""
     carry: ClassVar[Mapping[str, Carry]] = {}
-    """Of every name in `Bucket.state` and `Bucket.each`: what becomes of it with another number of ranks."""
+    """For every name in `Bucket.state` and `Bucket.each`: the rule for another number of ranks."""
     _given: tuple[tuple[Any, ...], dict[str, Any]]
     pause: float = 0.0
     """Seconds between two rounds of an algorithm that runs FREE."""
@@ -214,7 +214,7 @@ class Algorithm(ABC):
         return made
 
     def described(self) -> str:
-        """Class and arguments as text; of arguments that are objects the class."""
+        """Class and arguments as text; an argument that is an object appears as its class."""
         args, kwargs = self._given
         named = [_plain(value) for value in args] + [f"{key}={_plain(value)}" for key, value in kwargs.items()]
         return f"{type(self).__name__}({', '.join(named)})"
@@ -224,11 +224,11 @@ class Algorithm(ABC):
         return given
 
     def partition(self, params: Sequence[Parameter]) -> Sequence[Sequence[Parameter]] | None:
-        """Which parameters, of those that are trained, form a bucket; None: by size, those used last first."""
+        """Group the trained parameters into buckets; None: by size, starting with those that were registered last."""
         return None
 
     def turns(self, step: int) -> Sequence[Turn]:
-        """What is communicated in this step, equal on all ranks; all buckets at `when`, unless the algorithm says."""
+        """Return what is communicated in this step, the same on all ranks; by default all buckets, at `when`."""
         return (Turn(self.when),)
 
     def consumes_gradients(self, step: int) -> bool:
@@ -239,15 +239,15 @@ class Algorithm(ABC):
         """Create the per-bucket state. Weights are equal on all ranks. Called again to start over."""
 
     def stop(self, optimizer: Optimizer) -> None:
-        """The engine has ended. An optimizer that replaced the user's leaves nothing behind on it (`release`)."""
+        """Clean up after the engine: an optimizer that replaced the user's leaves nothing behind on it (`release`)."""
         release = getattr(optimizer, "release", None)
         if release is not None:
             release()
 
     def prepare(self, bucket: Bucket, step: int) -> None:
-        """Take from weights or gradients what `communicate` needs, on the training thread, just before it.
+        """Copy what `communicate` needs from weights or gradients, on the training thread, just before it.
 
-        For turns that run FREE or land in a later step: in all others nothing changes during `communicate`.
+        Only turns that run FREE or land in a later step need it: in all others nothing changes during `communicate`.
         """
 
     @abstractmethod
@@ -255,10 +255,10 @@ class Algorithm(ABC):
         """Run the algorithm on one bucket. Collective; buckets come in the same order on every rank."""
 
     def finish(self, bucket: Bucket, step: int) -> None:
-        """Publish what `communicate` found in `step`, on the training thread, while nobody reads the weights."""
+        """Publish the result of `communicate` in `step`, on the training thread, while no other reads the weights."""
 
     def settle(self, buckets: Sequence[Bucket], comm: Comm) -> None:
-        """Have the replicas meet, at the end of training: in the mean of all, unless the algorithm knows better."""
+        """Make the replicas equal at the end of training: the mean of all, unless the algorithm knows better."""
         if self.consensus > 0:
             for bucket in buckets:
                 comm.all_reduce(bucket.weight, Op.AVG)

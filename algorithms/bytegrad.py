@@ -1,4 +1,4 @@
-"""ByteGrad: data-parallel SGD on 8-bit gradients (spec: algorithms 6.2)."""
+"""ByteGrad: data-parallel SGD on 8-bit gradients (docs/algorithms.md, ByteGrad)."""
 
 from __future__ import annotations
 

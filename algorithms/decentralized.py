@@ -1,4 +1,4 @@
-"""Decentralised SGD: average the model with one peer, or with all, beside the backward pass (spec: algorithms 6.4)."""
+"""Average the model with one peer, or all, beside the backward pass (docs/algorithms.md, Decentralized SGD)."""
 
 from __future__ import annotations
 

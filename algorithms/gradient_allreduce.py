@@ -1,4 +1,4 @@
-"""Gradient all-reduce: synchronous data-parallel SGD in full precision (spec: algorithms 6.1)."""
+"""Gradient all-reduce: synchronous data-parallel SGD in full precision (docs/algorithms.md, Gradient all-reduce)."""
 
 from __future__ import annotations
 

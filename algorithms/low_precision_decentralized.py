@@ -1,4 +1,4 @@
-"""Low-precision decentralised SGD: 8-bit gossip of model differences on a ring (spec: algorithms 6.5)."""
+"""8-bit gossip of model differences on a ring (docs/algorithms.md, Low-precision decentralized SGD)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """The paper's communication primitives: centralised or decentralised, full or low precision, synchronous.
 
+See docs/algorithms.md, Primitives.
+
 Bytes are those a rank sends; N elements of s bytes, n ranks. With `hierarchical` a primitive runs between the
-leaders of the servers, after a reduction inside each server and before a broadcast (spec: algorithms 2); n is
+leaders of the servers, after a reduction inside each server and before a broadcast; n is
 then the number of servers. Where there is only one server it runs between all ranks.
 """
 
@@ -19,7 +21,7 @@ from algorithms.topology import ring
 
 
 def participants(comm: Comm, hierarchical: bool, compress_single_rank: bool = False) -> int:
-    """How many take part in the exchange of a primitive with these options: all ranks, or the servers."""
+    """The number of participants in the exchange of a primitive with these options: all ranks, or the servers."""
     servers = _servers(comm, hierarchical, compress_single_rank)
     return comm.size if servers is None else comm.size // servers.size
 
@@ -41,7 +43,7 @@ def error_memory(
 
 
 def errors_of(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-    """What `error_memory` has put into a bucket's state, as `c_lp_s` takes it; None if nothing."""
+    """The memories that `error_memory` put into a bucket's state, in the form that `c_lp_s` takes; None without any."""
     return (state["sent_error"], state["reduced_error"]) if "sent_error" in state else None
 
 
@@ -68,9 +70,9 @@ def c_lp_s(
     """Centralised, low precision: x (N,), n | N, becomes the compressed mean (or sum), bit-equal on all ranks.
 
     Scatter-gather with two quantisations per element: 2(n-1) w bytes, w the wire size of one chunk of N/n
-    elements, in two rounds of direct sends. errors: error-feedback memories of this rank, float32, (N,) for what
-    it sends and (N/n,) for what it reduces, updated in place; None: no feedback. elements: the first so many of
-    N are not padding. Source: Bagua, primitive C_LP_S; spec: algorithms 5.
+    elements, in two rounds of direct sends. errors: error-feedback memories of this rank, float32, (N,) for the
+    data it sends and (N/n,) for the data it reduces, updated in place; None: no feedback. elements: this many of
+    the N, the first ones, are not padding. Source: Bagua, primitive C_LP_S.
     """
     op = Op.AVG if average else Op.SUM
 
@@ -87,7 +89,7 @@ def d_fp_s(
     """Decentralised, full precision: out (N,) becomes the mean of x (N,) and the x of every peer; x stays.
 
     One round of direct sends: N s bytes to each peer. `peers(rank, size)` names them; the relation is symmetric.
-    Hierarchical: x is averaged inside each server first. Source: Bagua, primitive D_FP_S; spec: algorithms 6.4.
+    Hierarchical: x is averaged inside each server first. Source: Bagua, primitive D_FP_S.
     """
     out.copy_(x)
 
@@ -111,10 +113,11 @@ def d_lp_s(
 ) -> None:
     """Decentralised, low precision: one step of compressed gossip on a ring, x (N,) in place.
 
-    `replicas` (own, left, right), each (N,), are what the neighbours know of this rank and this rank of them; they
-    advance by the decoded differences alone, so the copies of one model are equal bit for bit on all three ranks.
+    `replicas` (own, left, right), each (N,), are the copies that the neighbours keep of this rank, and this rank of
+    them; they advance by the decoded differences alone, so the copies of one model are equal bit for bit on all three
+    ranks.
     One round of direct sends: 2 w bytes, w the wire size of N elements in one chunk, whatever n.
-    Source: Bagua, primitive D_LP_S; spec: algorithms 6.5.
+    Source: Bagua, primitive D_LP_S.
     """
 
     def exchange(group: Comm) -> None:
@@ -153,7 +156,7 @@ def _gossip(x: Tensor, replicas: tuple[Tensor, Tensor, Tensor], comm: Comm, code
 
 
 def _spare(chunks: Tensor, rank: int, shape: Sequence[int]) -> Tensor | None:
-    """Room for bytes in the rows beside row `rank`: their values are on the wire, and what comes back overwrites them.
+    """Room for bytes in the rows beside row `rank`: their values are on the wire, and the answers overwrite them.
 
     Messages of hundreds of MB need no memory of their own this way. None where they do not fit (few or short rows).
     """

@@ -1,4 +1,4 @@
-"""QAdam: Adam that communicates its momentum in one bit per element (spec: algorithms 6.3)."""
+"""QAdam: Adam that communicates its momentum in one bit per element (docs/algorithms.md, QAdam)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizer of QAdam: Adam in its warm-up, then Adam with a frozen second moment (spec: algorithms 6.3)."""
+"""The optimizer of QAdam: Adam in its warm-up, then Adam with a frozen second moment (docs/algorithms.md, QAdam)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class QAdamOptimizer(Adam):
     In the second stage m has been updated and averaged by the algorithm (`algorithms.qadam`) before the step; elements
     that had no gradient in the first (v = 0: dead units) then stay where they are. Weight decay is coupled, as Adam's,
     or decoupled, as AdamW's.
-    stages: how the two differ. c = sqrt(1 - beta2^W) is "frozen" with v, or goes on growing ("drift"); step W, the
-    last of "warmup", updates m and v here, or it is the one before ("warmup_minus_one"); weight decay acts in "both"
-    or in "warmup" only.
+    stages: c = sqrt(1 - beta2^W) is "frozen" with v, or goes on growing ("drift"); step W, the last of "warmup",
+    updates m and v as well, or step W - 1 is the last that does ("warmup_minus_one"); weight decay acts in "both"
+    stages or in "warmup" only.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class QAdamOptimizer(Adam):
         self.last_update = warmup_steps if freeze_after == "warmup" else warmup_steps - 1
         self.decays_always = weight_decay_stage == "both"
         self.taken = 0
-        """Steps taken, which is what tells the stage; the algorithm sets it, so that both are in the same one."""
+        """Steps taken, which determine the stage; the algorithm sets it, so that both are in the same stage."""
         self.replaced: Optimizer | None = None
         self._lrs: list[Any] = []  # of the replaced one, where they are not shared
         self._handles: list[RemovableHandle] = []
@@ -62,8 +62,8 @@ class QAdamOptimizer(Adam):
         """Take an optimizer's place; those of the `given` hyper-parameters that are not None replace its own.
 
         An Adam or AdamW keeps groups and state, which are shared: schedules, `state_dict` and `load_state_dict` of it
-        act on the new one. Of any other only the groups of parameters and a coupled weight decay mean the same here.
-        ValueError for what has no meaning: options of Adam, a missing lr, a schedule that was made for another lr.
+        act on the new one. Of any other optimizer only the groups of parameters and a coupled weight decay mean the
+        same here. ValueError for settings without meaning: options of Adam, a missing lr, a schedule of another lr.
         """
         name = type(optimizer).__name__
         given = {key: value for key, value in given.items() if value is not None}
@@ -106,14 +106,14 @@ class QAdamOptimizer(Adam):
         self._handles.append(optimizer.register_load_state_dict_post_hook(self._follow))
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Through the optimizer whose state it is, if that is another's."""
+        """Load through the replaced optimizer if the state is shared with it."""
         if self.replaced is None or self._lrs:
             super().load_state_dict(state_dict)
         else:
             self.replaced.load_state_dict(state_dict)
 
     def _follow(self, optimizer: Optimizer) -> None:
-        """Have the groups and the state that the replaced optimizer has, the very same objects."""
+        """Use the groups and the state of the replaced optimizer, the very same objects."""
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
 
     def release(self) -> None:
@@ -132,7 +132,7 @@ class QAdamOptimizer(Adam):
         self._adopt(bucket)
 
     def _adopt(self, bucket: Bucket) -> None:
-        """Have every parameter's moments be views of the flat ones; other tensors in their place were loaded."""
+        """Make every parameter's moments views of the flat ones; other tensors in their place were loaded."""
         groups = self._groups()
         views = zip(*(bucket.views(flat) for flat in self.flat[bucket.name]), strict=True)
         for p, (m, v) in zip(bucket.params, views, strict=True):

@@ -1,4 +1,4 @@
-"""Who talks to whom in decentralised exchanges (spec: algorithms 6.4 and 6.5)."""
+"""Peers of a rank in decentralised exchanges (docs/algorithms.md, Decentralized SGD)."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SCALES = ("paper", "cpu", "tiny")
 
 
 class Mode(Enum):
-    """What is real (DESIGN 1)."""
+    """What is real (docs/design.md, Three modes, one code path)."""
 
     measure = "measure"
     emulate = "emulate"

@@ -1,4 +1,4 @@
-"""What a codec is: rows of floats to rows of bytes and back."""
+"""Codecs turn rows of floats into rows of bytes and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Codec(ABC):
     """
 
     stand_in: ClassVar[Callable[[float], None] | None] = None
-    """Where coding is emulated: called instead of it, with the bytes of memory traffic that coding causes."""
+    """Called instead of coding where coding is emulated, with the bytes of memory traffic that coding causes."""
     native: bool = True
     """Whether to use compiled kernels; off: plain torch."""
     _buffer: Tensor | None = None
@@ -37,8 +37,8 @@ class Codec(ABC):
         """Encode x (rows, elements) into uint8 (rows, wire_bytes), written to `out` if given.
 
         valid: how many elements of each row are not padding; None: all. error: error-feedback memory, float32, in
-        the shape of x: x + error is encoded and what the code loses is left in it. ValueError for NaN or Inf; on a
-        GPU nobody waits for the verdict: what is refused decodes to NaN everywhere, and a later call raises.
+        the shape of x: x + error is encoded, and the loss stays in it. ValueError for NaN or Inf; on a GPU the host
+        does not wait for the verdict: a refused tensor decodes to NaN everywhere, and a later call raises.
         """
         wire = self.room(x) if out is None else out
         if not x.numel() or self._stands_in(2 * x.nbytes + wire.nbytes + (0 if error is None else 3 * error.nbytes), x):
@@ -75,7 +75,7 @@ class Codec(ABC):
         return self._buffer[:needed].view(shape)
 
     def _stands_in(self, traffic: float, x: Tensor) -> bool:
-        """Whether x is not to be coded for real; charges `traffic` to what stands in for it."""
+        """Whether coding x is only emulated; charges `traffic` to the stand-in."""
         if Codec.stand_in is not None:
             Codec.stand_in(traffic)
         return x.is_meta or Codec.stand_in is not None

@@ -95,7 +95,7 @@ def _timed(calls: Callable[[], object]) -> float:
 
 
 def differences(elements: int) -> list[str]:
-    """What of random data the GPU codes unlike the CPU; nothing, if all is well."""
+    """The random data that the GPU codes unlike the CPU; nothing, if all is well."""
     found = []
     for name, codec in (("minmax_uint8", MinMaxUInt8()), ("one_bit", OneBit())):
         x = torch.randn(3, elements, generator=torch.Generator().manual_seed(2))

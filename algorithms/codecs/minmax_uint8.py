@@ -1,4 +1,4 @@
-"""MinMaxUInt8: 8 bits per element on a uniform grid between a chunk's minimum and maximum (spec: algorithms 4)."""
+"""MinMaxUInt8: 8 bits per element on a uniform grid between a chunk's minimum and maximum."""
 
 from __future__ import annotations
 

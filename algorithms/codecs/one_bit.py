@@ -1,4 +1,4 @@
-"""One bit per element: a scale and the signs (spec: algorithms 4.4)."""
+"""One bit per element: a scale and the signs (docs/algorithms.md, Codecs)."""
 
 from __future__ import annotations
 

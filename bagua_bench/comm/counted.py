@@ -1,4 +1,4 @@
-"""A communicator that counts the bytes it sends and knows what one rank alone does; subclasses move the data."""
+"""A communicator that counts the bytes it sends and handles the case of one rank; subclasses move the data."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class CountedComm(ABC):
     def gather_ragged(self, x: Tensor) -> list[Tensor]:
         lengths = self._lengths(x)
         gathered = [x if rank == self.rank else x.new_empty(length) for rank, length in enumerate(lengths)]
-        others = [(self.rank + i) % self.size for i in range(1, self.size)]  # the next one first: nobody is all's first
+        others = [(self.rank + i) % self.size for i in range(1, self.size)]  # so no rank is first for all
         self.send_receive([(r, x) for r in others], [(r, gathered[r]) for r in others])
         return gathered
 
@@ -101,10 +101,10 @@ class CountedComm(ABC):
         return self._groups[members]
 
     def close(self) -> None:
-        """Give back what the communicator holds; no other rank needs it any more."""
+        """Release the communicator's resources; no other rank needs them any more."""
 
     def _lengths(self, x: Tensor) -> list[int]:
-        """Of everyone's x."""
+        """The lengths of everyone's x."""
         own = torch.tensor([len(x)], device=x.device)
         return [int(length) for length in self.all_gather(own).flatten().tolist()]
 
@@ -131,7 +131,7 @@ class CountedComm(ABC):
 
     @abstractmethod
     def _send_receive(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Also called where both are empty: where it is a meeting of all, every rank comes."""
+        """Also called where both are empty: in an implementation in which all ranks meet, each has to come."""
 
     @abstractmethod
     def _subgroup(self, ranks: tuple[int, ...]) -> CountedComm: ...

@@ -20,7 +20,7 @@ _REDUCE: dict[Op, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class _Board:
-    """Where the ranks of one group show each other their tensors."""
+    """A board on which the ranks of one group show each other their tensors."""
 
     def __init__(self, size: int, timeout: float) -> None:
         self.slots: list[list[Message]] = [[] for _ in range(size)]

@@ -28,7 +28,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 class TorchComm(CountedComm):
     """Collectives of one process group; `torch.distributed` must be initialised.
 
-    Over NCCL a call returns before it is done, so that what fails later raises nothing here: torch's watchdog ends the
+    Over NCCL a call returns before it is done, so a later failure raises nothing here: torch's watchdog ends the
     process when the time-out has passed.
     """
 
@@ -80,7 +80,7 @@ class TorchComm(CountedComm):
         return cls.create(dist.get_backend(), _timeout(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def streams(self) -> dict[str, list[dict[str, float]]] | None:
-        """What the transport counted per stream to each rank so far; None if it does not count."""
+        """The transport's counts per stream to each rank so far; None if it does not count."""
         if not hasattr(self.group, "report"):
             return None
         return {str(peer): self.group.report(peer) for peer in range(self.size) if peer != self.rank}
@@ -145,14 +145,14 @@ class TorchComm(CountedComm):
         return TorchComm(made, self._timeout)
 
     def _others(self) -> list[int]:
-        """All other ranks, the next one first: nobody is everybody's first."""
+        """All other ranks, the next one first, so that no rank comes first for all."""
         return [(self.rank + i) % self.size for i in range(1, self.size)]
 
     def _move(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """Direct messages.
 
-        Receives come first: gloo sends only what the peer is known to wait for, and on a slow network that news would
-        else queue behind the data, and one direction wait for the other.
+        Receives come first: gloo sends a message only once it knows that the peer waits for it. On a slow network that
+        news would otherwise queue behind the data, and one direction would wait for the other.
         """
         calls = [dist.P2POp(dist.irecv, out, group=self.group, group_peer=peer) for peer, out in receives]
         calls += [dist.P2POp(dist.isend, x, group=self.group, group_peer=peer) for peer, x in sends]
@@ -161,7 +161,7 @@ class TorchComm(CountedComm):
 
 
 def _timeout() -> float:
-    """Of the job's default group, seconds."""
+    """Time-out of the job's default group, seconds."""
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     options = getattr(dist.distributed_c10d._get_default_group()._get_backend(device), "options", None)
     found: timedelta = getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout)

@@ -1,4 +1,4 @@
-"""Bytes that one rank sends in one collective, by the algorithms that gloo and NCCL use (spec: simulation 2)."""
+"""Bytes that one rank sends in a collective, as gloo and NCCL do it (docs/simulator.md, Costs of collectives)."""
 
 from __future__ import annotations
 

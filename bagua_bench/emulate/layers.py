@@ -47,7 +47,7 @@ class Layers:
         return [layer.macs / total if total else 1 / len(self.layers) for layer in self.layers]
 
     def shrunk(self, factor: float) -> Layers:
-        """Every tensor so many times smaller, flat, with the same work: the scale model of spec network 9."""
+        """Every tensor so many times smaller, flat, with the same work: a scale model (docs/glossary.md)."""
         params = tuple((name, (max(1, round(_product(shape) / factor)),)) for name, shape in self.params)
         return self if factor == 1 else replace(self, params=params)
 

@@ -1,4 +1,4 @@
-"""Scale models: emulated or simulated runs that send so many times less (spec: network 9). No torch import."""
+"""Scale models: emulated or simulated runs that send so many times less. No torch import."""
 
 from __future__ import annotations
 

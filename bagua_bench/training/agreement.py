@@ -1,4 +1,4 @@
-"""Whether all ranks have built the same thing."""
+"""Checks that all ranks have built the same thing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from algorithms.base import Comm, Op
 
 
 def description(model: nn.Module, *more: object) -> list[str]:
-    """What must be the same on all ranks, a line each."""
+    """Everything that must be the same on all ranks, a line each."""
     lines = [f"{name} {tuple(p.shape)} {_kind(p)}" for name, p in model.named_parameters()]
     lines += [f"buffer {name} {tuple(b.shape)} {b.dtype}" for name, b in model.named_buffers()]
     return lines + [str(item) for item in more]
@@ -32,7 +32,7 @@ def agree(lines: Sequence[str], comm: Comm, device: torch.device) -> None:
         if other != texts[0]:
             first, second = ([*t.splitlines(), "nothing"] for t in (texts[0], other))
             a, b = next(pair for pair in zip(first, second, strict=False) if pair[0] != pair[1])
-            comm.barrier()  # a rank that ends first would be another's reason
+            comm.barrier()  # otherwise the others would report that this rank ended first
             raise ValueError(f"model: ranks differ: rank 0 has {a}, rank {rank} has {b}")
 
 

@@ -1,4 +1,4 @@
-"""Buckets: which parameters travel together, and where they lie (spec: algorithms 3)."""
+"""Buckets: the parameters that travel together, and their place in memory (docs/design.md, The engine)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def split(sizes: Sequence[tuple[str, int]], bucket_size: int) -> list[list[int]]
 def _by_choice(
     groups: Sequence[Sequence[Parameter]], params: Sequence[Parameter], algorithm: object
 ) -> list[list[Parameter]]:
-    """The groups; one that holds several types is one bucket of each."""
+    """The groups as buckets; a group that holds several types gives one bucket per type."""
     chosen = [p for group in groups for p in group]
     if len(chosen) != len(params) or set(chosen) != set(params):
         raise ValueError(
@@ -52,7 +52,7 @@ def _by_size(ordered: Sequence[Parameter], bucket_size: int) -> list[list[Parame
 def make_buckets(
     params: Iterable[Parameter], bucket_size: int, multiple: int, gradients: bool, algorithm: Algorithm | None = None
 ) -> list[Bucket]:
-    """Move trainable parameters into buckets of flat storage: as `algorithm` wants, or by size, last registered first.
+    """Move trainable parameters into buckets of flat storage: as `algorithm` asks, or by size, last registered first.
 
     `bucket_size` in bytes; lengths are padded to a `multiple` (the number of ranks). Peak memory is one bucket
     above that of the parameters. A parameter that is not dense (a slice of another tensor) becomes so. ValueError for

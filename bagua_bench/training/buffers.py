@@ -15,12 +15,12 @@ _AVERAGED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Buffers:
-    """Keeps buffers alike: all ranks get rank 0's (`average=False`), or floating-point ones their mean.
+    """Keeps buffers alike: all ranks get rank 0's (`average=False`), or the mean of floating-point ones.
 
     `take` copies them, `communicate` works on the copy beside computation, `put` brings the result back: on ranks
-    other than 0 as it is; where they are averaged, on all, as a change, so that what a forward pass did meanwhile
-    stays. What is not finite in a mean (masks of -inf) stays as it is. Buffers whose elements share memory are left
-    alone.
+    other than 0 as it is; averages on all ranks, as a change, so that the updates of a forward pass meanwhile stay.
+    Values that are not finite in a mean (masks of -inf) stay as they are. Buffers whose elements share memory are
+    left alone.
     """
 
     def __init__(self, model: nn.Module, average: bool) -> None:
@@ -32,7 +32,7 @@ class Buffers:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copy the buffers as they are now. RuntimeError, naming it, for one that has another shape or type."""
+        """Copy the buffers as they are now. RuntimeError that names a buffer whose shape or type has changed."""
         now = self._now()
         for name, b, copy in zip(self._names, now, self._copies, strict=True):
             if b.shape != copy.shape or b.dtype != copy.dtype:
@@ -55,7 +55,7 @@ class Buffers:
 
     @torch.no_grad()
     def put(self) -> None:
-        """Bring what was communicated into the model."""
+        """Bring the result of `communicate` into the model."""
         if self._average:
             for flat, taken in zip(self._flats, self._taken, strict=True):
                 flat.sub_(taken).nan_to_num_(0.0, 0.0, 0.0)
@@ -64,7 +64,7 @@ class Buffers:
             torch._foreach_copy_(self._now(), self._copies)
 
     def look(self) -> None:
-        """See which buffers the model has."""
+        """Look up the buffers that the model has."""
         named = [(name, b) for name, b in self._model.named_buffers() if self._is_kept(b)]
         self._names = [name for name, _ in named]
         self._slots = [
@@ -89,7 +89,7 @@ class Buffers:
         return [b for b in found if b is not None]
 
     def _make_room(self, members: list[int]) -> None:
-        """Have copies of some buffers lie in one flat tensor: of their type, or of bytes."""
+        """Put the copies of some buffers into one flat tensor: of their type, or of bytes."""
         buffers = [self._copies[i] for i in members]
         places, end = [], 0
         for b in buffers:

@@ -39,7 +39,7 @@ def save(engine: Engine, folder: Path, extra: Mapping[str, Any] | None) -> None:
 
 
 def load(engine: Engine, folder: Path) -> dict[str, Any]:
-    """Continue from this rank's part, or from all ranks' where there were more or fewer; collective.
+    """Continue from this rank's part, or from all parts if there were more or fewer ranks; collective.
 
     ValueError, with nothing changed, if it does not fit.
     """
@@ -74,11 +74,11 @@ def load(engine: Engine, folder: Path) -> dict[str, Any]:
 
 
 def _for_another_world(saved: dict[str, Any], everyone: Sequence[dict[str, Any]], engine: Engine) -> dict[str, Any]:
-    """What this rank goes on with, from what more or fewer ranks saved.
+    """The state with which this rank continues after more or fewer ranks saved theirs.
 
-    Weights and buffers of replicas that differ become their mean, the algorithm's state what it declares (`carry`);
-    optimizer and `extra` are those of rank r mod the number of ranks that saved. What was under way between ranks is
-    dropped.
+    Weights and buffers of replicas that differ become their mean; the algorithm's state follows its `carry`;
+    optimizer and `extra` are those of rank r mod the number of ranks that saved. Messages under way between ranks
+    are dropped.
     """
     models = [one["model"] for one in everyone]
     model = saved["model"]

@@ -1,4 +1,4 @@
-"""What must hold after a run for its numbers to count."""
+"""Checks that must pass after a run for its numbers to count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU a rank computes on, and what NCCL needs where ranks share one. Not yet run on a GPU."""
+"""Assigns GPUs to ranks, and sets what NCCL needs if ranks share one. Not yet run on a GPU."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def choose(name: str) -> torch.device:
 def share(device: torch.device) -> None:
     """Let NCCL accept ranks that share a GPU; collective, and before its first group is made.
 
-    NCCL refuses two ranks of one host on one GPU. Ranks that claim hosts of their own pass, and reach each other
-    through the network, which is what servers with a GPU each would do (spec: bagua_net 4).
+    NCCL refuses two ranks of one host on one GPU. It accepts ranks that claim hosts of their own; they reach each
+    other through the network, as servers with one GPU each would.
     """
     own = torch.tensor(list(str(torch.cuda.get_device_properties(device).uuid).encode()), dtype=torch.uint8)
     all_of_them = [torch.empty_like(own) for _ in range(dist.get_world_size())]  # an object's way would need NumPy
@@ -38,7 +38,7 @@ def share(device: torch.device) -> None:
 
 
 def environment(gpus: Sequence[str], rank: int) -> dict[str, str]:
-    """Variables for NCCL in `rank`, where rank k computes on the GPU with the id gpus[k]; none if nobody shares."""
+    """Variables for NCCL in `rank`, where rank k computes on the GPU with the id gpus[k]; none if no GPU is shared."""
     if len(set(gpus)) == len(gpus):
         return {}
     return {"NCCL_HOSTID": f"rank{rank}", **dict.fromkeys(_OFF, "0")}

@@ -44,15 +44,15 @@ class Engine(Stepper):
     is raised, as `CommError`, by the `backward()` or `step()` that needs it.
 
     optimizer: of the model's parameters; or several, whose steps are taken one after another.
-    comm: who takes part; None: all ranks of torch.distributed's default group.
+    comm: the ranks that take part; None: all ranks of torch.distributed's default group.
     bucket_size: bytes at which a bucket closes; 0 makes one bucket per tensor.
     overlap: run communication beside the backward (or forward) pass; off: after it.
     find_unused_parameters: let parameters go without a gradient in a step; off: an error names them.
     broadcast_buffers: keep buffers alike: rank 0's, or, where replicas differ, the mean of floating-point ones.
-    max_grad_norm: clip gradients to this norm before they are used: the averaged ones, or, where the algorithm uses
-    this rank's own, these; `grad_norm` is the norm before.
-    lane, free: what runs communication beside computation, in steps (None: a thread, or on a GPU a stream) and in
-    averaging rounds. arithmetic: the context that the algorithm's methods run in, on whichever thread.
+    max_grad_norm: clip gradients to this norm before they are used: the averaged ones, or this rank's own where the
+    algorithm uses these; `grad_norm` is the norm before clipping.
+    lane, free: make the objects that run communication beside computation, in steps (None: a thread, or a stream on
+    a GPU) and in averaging rounds. arithmetic: the context of the algorithm's methods, on whichever thread.
 
     ValueError, one line, for a model, an optimizer or a number of ranks that does not fit, and where ranks differ.
     """
@@ -123,10 +123,10 @@ class Engine(Stepper):
             self._start()
 
     def rebuild(self) -> None:
-        """Make the buckets anew, of the parameters that the model has now; collective, between two steps.
+        """Make the buckets anew from the parameters that the model has now; collective, between two steps.
 
-        For parameters that thawed, froze, or changed type or memory format. The algorithm's state is kept where it
-        belongs to parameters. Those that thaw or freeze become rank 0's.
+        Call it when parameters thawed, froze, or changed type or memory format. State that belongs to parameters is
+        kept. Parameters that thaw or freeze become rank 0's.
         """
         self._refuse_closed()
         self._schedule.drain()
@@ -191,7 +191,7 @@ class Engine(Stepper):
             return checkpoint.load(self, Path(folder))
 
     def settle(self) -> None:
-        """Have the replicas meet for good, at the end of training; collective. Where they are equal nothing changes."""
+        """Make the replicas equal for good, at the end of training; collective. Equal ones do not change."""
         with self.paused():
             self._schedule.drain()
             self._watch.bring_home()
@@ -221,7 +221,7 @@ class Engine(Stepper):
     # -- buckets and hooks ------------------------------------------------------------------------------------
 
     def _attach(self, trained: Collection[Parameter] = ()) -> None:
-        """Put the parameters into buckets. All become rank 0's, or those that were not, or will not be, `trained`."""
+        """Put the parameters into buckets. All become rank 0's, or only those that join or leave the `trained` ones."""
         model = self.model
         refuse_unfit(model, self.optimizer)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -256,7 +256,7 @@ class Engine(Stepper):
         self._forward_hook = model.register_forward_pre_hook(hooks.ForwardHook(self._forward_begins))
 
     def _options(self) -> list[str]:
-        """What else all ranks must have alike."""
+        """Options that all ranks must have in common."""
         return [
             f"bucket_size={self._bucket_size}",
             f"find_unused_parameters={self._find_unused}",
@@ -271,7 +271,7 @@ class Engine(Stepper):
         release(self)
 
     def _start(self) -> None:
-        """Be before the first step; weights are equal on all ranks."""
+        """Go back before the first step; weights are equal on all ranks."""
         self._schedule.forget()
         for bucket in self.buckets:
             bucket.state.clear()
@@ -280,7 +280,7 @@ class Engine(Stepper):
         self._begin(0)
 
     def _fingerprint(self) -> list[float] | None:
-        """Of this rank's weights, where they are its own and stand still."""
+        """Sums of this rank's weights; None where all ranks have the same, or weights may change at any time."""
         if self.consensus == 0 or When.FREE in self._schedule.moments:
             return None
         return [float(p.detach().sum(dtype=torch.float64)) for p in self._names if p.requires_grad]

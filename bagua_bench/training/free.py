@@ -1,4 +1,4 @@
-"""The loop of an algorithm that runs FREE: averaging rounds that training never waits for (spec: algorithms 6.6)."""
+"""The loop of an algorithm that runs FREE: averaging rounds that training never waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FreeLoop:
 
     Two locks keep the weights consistent. `mutate` covers everything that writes or copies them: the optimizer
     step, the snapshot, the application of a round's result. The other covers a rank's forward and backward passes
-    (`enter` ... `leave`): results are applied between them only, by whichever thread gets there first. On a GPU the
+    (`enter` ... `leave`): results are applied only between them, by whichever thread gets there first. On a GPU the
     locks order the launches into one stream, and that is enough (`streams.StreamSides`).
     The loop ends when all ranks want it to (`stop`); then, and after an error, no thread is left.
     """
@@ -46,7 +46,7 @@ class FreeLoop:
             self._thread.start()
 
     def stop(self) -> None:
-        """Take part in rounds until all ranks have called this; raise what ended the loop, if it failed."""
+        """Take part in rounds until all ranks have called this; raise the error if the loop failed."""
         self.leave()
         if self._thread is not None:
             self._wanted.set()
@@ -55,14 +55,14 @@ class FreeLoop:
         self.check()
 
     def abandon(self) -> None:
-        """Begin no further round and wait for nobody: this rank has failed."""
+        """Begin no further round and do not wait for other ranks: this one has failed."""
         with self._turn:
             self._abandoned = True
             self._turn.notify_all()
         self._wanted.set()
 
     def enter(self) -> None:
-        """A forward pass begins: apply what is waiting, then keep the weights as they are until `leave`."""
+        """A forward pass begins: apply a result that is waiting, then keep the weights as they are until `leave`."""
         self.check()
         with self._turn:
             self._publish()
@@ -75,7 +75,7 @@ class FreeLoop:
             self._turn.notify_all()
 
     def check(self) -> None:
-        """Raise what ended the loop, if it failed."""
+        """Raise the error if the loop failed."""
         if self._error is not None:
             raise self._error
 

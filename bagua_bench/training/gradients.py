@@ -1,4 +1,4 @@
-"""Gradients of a model under an engine: where they lie, which are missing, how long they are."""
+"""Gradients of a model under an engine: their place in memory, their norm, and the missing ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Gradients:
         return list(self._home)
 
     def bring_home(self, p: Parameter) -> int:
-        """Have the gradient of p in its bucket; the bucket's number. RuntimeError, naming it, where it cannot be."""
+        """Put the gradient of p into its bucket; return its number. RuntimeError, naming p, if it cannot be."""
         index, view = self._home[p]
         if p.grad is None:
             raise RuntimeError(f"{self._names[p]}: its gradient is gone already; an optimizer in the backward pass?")
@@ -40,23 +40,23 @@ class Gradients:
         return index
 
     def zero(self, p: Parameter) -> int:
-        """Give p a gradient of zeros; the bucket's number."""
+        """Give p a gradient of zeros; return the bucket's number."""
         index, view = self._home[p]
         assert view is not None
         p.grad = view.zero_()
         return index
 
     def clear(self) -> None:
-        """Leave no parameter a gradient."""
+        """Remove the gradients of all parameters."""
         for p in self._home:
             p.grad = None
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale them so that their norm is at most `max_norm`; the norm before, a scalar. In the model's order."""
+        """Scale them, in the model's order, to a norm of at most `max_norm`; return the norm before, a scalar."""
         return clip_grad_norm_([p for p in self._names if p in self._home and p.grad is not None], max_norm)
 
     def refuse(self, without: Iterable[Parameter]) -> None:
-        """RuntimeError that names parameters which should have a gradient and have none."""
+        """Raise a RuntimeError that names the parameters which should have a gradient and have none."""
         names = sorted(self._names[p] for p in without if p.grad is None)
         if names:
             raise RuntimeError(
@@ -65,14 +65,14 @@ class Gradients:
             )
 
     def used_anywhere(self, unused: Iterable[Parameter], comm: Comm) -> list[bool]:
-        """Which of `params` some rank has used; collective. `unused`: those that this rank has not."""
+        """Whether some rank has used each of `params`; collective. `unused`: those that this rank has not used."""
         own = set(unused)
         flags = torch.tensor([p not in own for p in self._home], dtype=torch.uint8, device=self._buckets[0].grad.device)
         comm.all_reduce(flags, Op.MAX)
         return [bool(flag) for flag in flags.tolist()]
 
     def versions(self) -> list[int]:
-        """Change with every write to the gradients."""
+        """Numbers that change with every write to the gradients."""
         return [bucket.grad._version for bucket in self._buckets]
 
     def replaced(self) -> bool:

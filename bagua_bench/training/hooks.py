@@ -1,4 +1,4 @@
-"""What the engine hangs on a user's model and optimizer, so that it hears of forward passes, gradients and steps."""
+"""Hooks on a user's model and optimizer by which the engine hears of forward passes, gradients and steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class ForwardHook:
-    """Calls `begins()` before every training forward of a model; nothing in copies of the model and in files."""
+    """Calls `begins()` before every training forward of a model; does nothing in copies of the model and in files."""
 
     def __init__(self, begins: Callable[[], None]) -> None:
         self._begins = weakref.WeakMethod(begins)
@@ -30,7 +30,7 @@ class ForwardHook:
             begins()
 
     def __reduce__(self) -> Any:
-        """A copy is `{}.get`, which as a hook hands the inputs through, and which unpickles without this package."""
+        """Copy as `{}.get`, which as a hook hands the inputs through and unpickles without this package."""
         return (getattr, ({}, "get"))
 
 
@@ -74,7 +74,7 @@ class GradientHooks:
         ]
 
     def remove(self) -> None:
-        """Call it no more."""
+        """Stop calling `ready`."""
         for handle in self._handles:
             handle.remove()
 
@@ -84,7 +84,7 @@ def _ready(ready: Callable[[Parameter], None], p: Parameter, *_: object) -> None
 
 
 def check_optimizers(given: object) -> list[Optimizer]:
-    """One or several optimizers as a list. ValueError for what is none, or evaluates the model within its step."""
+    """One or several optimizers as a list. ValueError for any other object, or one whose step evaluates the model."""
     optimizers = [given] if isinstance(given, Optimizer) else list(given) if isinstance(given, list | tuple) else []
     if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
         raise ValueError(f"optimizer: a {type(given).__name__}; expected a torch.optim.Optimizer, or a list of them")
@@ -96,7 +96,7 @@ def check_optimizers(given: object) -> list[Optimizer]:
 
 
 def forbid_steps(optimizer: Optimizer, allowed: Callable[[], bool]) -> RemovableHandle:
-    """Have the optimizer's own `step()` raise where it is not allowed: communication would be left out."""
+    """Make the optimizer's own `step()` raise where it is not allowed: communication would be left out."""
 
     def check(*_: object) -> None:
         if not allowed():

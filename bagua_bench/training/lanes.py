@@ -1,4 +1,4 @@
-"""Where communication runs beside computation: one first-in-first-out lane per model."""
+"""Lanes run communication beside computation, first in, first out: one per model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Lane(Protocol):
         """Queue work; returns at once. Its inputs are complete at this point of the caller's timeline."""
 
     def mark(self) -> Any:
-        """A place behind all that was submitted so far."""
+        """Return a mark behind all the work submitted so far."""
 
     def wait(self, mark: Any = None) -> None:
-        """Return when the work before `mark` (None: all) is done; raise what the first failing piece raised."""
+        """Return when the work before `mark` (None: all) is done; raise the error of the first piece that failed."""
 
     def close(self) -> None:
         """End the lane; work still queued is dropped."""

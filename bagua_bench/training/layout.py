@@ -1,4 +1,4 @@
-"""Whether the parameters of a model can be moved into flat buckets: how they lie in memory, and what they share."""
+"""Checks that the parameters of a model can be moved into flat buckets: their layout, and the memory they share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def refuse_unfit(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def refuse_strangers(model: nn.Module, optimizer: Optimizer) -> None:
-    """ValueError for an optimizer that trains what is not in the model."""
+    """ValueError for an optimizer that trains parameters of no part of the model."""
     for message in _strangers(dict(model.named_parameters()), optimizer):
         raise ValueError(message)
 
@@ -50,7 +50,7 @@ def _kinds(named: dict[str, nn.Parameter]) -> Iterator[str]:
 
 
 def _sharing(model: nn.Module, named: dict[str, nn.Parameter]) -> Iterator[str]:
-    """Trainable parameters that lie in another's memory would part from it in a bucket."""
+    """A trainable parameter that lies in another's memory would be separated from it in a bucket."""
     by_storage: dict[int, list[tuple[str, Tensor]]] = defaultdict(list)
     for name, x in [*named.items(), *model.named_buffers()]:
         if not isinstance(x, UninitializedParameter) and type(x.data) is Tensor and x.layout is torch.strided:
@@ -63,7 +63,7 @@ def _sharing(model: nn.Module, named: dict[str, nn.Parameter]) -> Iterator[str]:
 
 
 def _strangers(named: dict[str, nn.Parameter], optimizer: Optimizer) -> Iterator[str]:
-    """What the optimizer trains and nobody communicates would drift apart."""
+    """Parameters that are trained but not communicated would drift apart."""
     own = set(named.values())
     for number, group in enumerate(optimizer.param_groups):
         for p in group["params"]:

@@ -26,7 +26,7 @@ class Loop:
 
     precision: bf16 and fp16 run forward and loss under autocast; weights, gradients and messages stay float32. fp16
     needs the trainer's `scale`.
-    A straggler's compute takes `slowness` times as long: it waits, before it starts, for what the last step took more.
+    A straggler's compute takes `slowness` times as long: before a step it waits for the extra time of the last one.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Loop:
         return spent, float(loss)
 
     def take(self, batches: Iterator[Batch], steps: int, phase: str) -> tuple[list[dict[str, float]], list[float]]:
-        """Take steps; seconds by phase of the step, and loss, of each."""
+        """Take steps; return the seconds by phase, and the loss, of each."""
         seconds, losses = [], []
         for k in range(1, steps + 1):
             spent, loss = self._step(batches)
@@ -70,7 +70,7 @@ class Loop:
             spent, loss = self._step(batches)
             self._report("warm-up", k, loss, spent["step"])
             if k == 1:
-                memory.trim()  # optimizer state and buffers exist now; the way there needed more
+                memory.trim()  # optimizer state and buffers exist now; making them took more memory than they need
             slowest = torch.tensor([spent["step"]])
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             recent.append(float(slowest))

@@ -28,12 +28,12 @@ class LossScale:
         self._good = 0
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """What to call `backward` on."""
+        """The scaled loss, on which to call `backward`."""
         return loss * self.factor
 
     @torch.no_grad()
     def unscale(self, gradients: Sequence[Tensor]) -> None:
-        """Divide gradients by the factor, in place; what is not finite becomes 0 and is noted. Nobody waits for it."""
+        """Divide gradients by the factor, in place; values that are not finite become 0 and are noted; no wait."""
         for gradient in gradients:
             gradient.mul_(1 / self.factor)
             wrong = gradient.isfinite().logical_not_()

@@ -1,4 +1,4 @@
-"""The in-order scheduler: buckets become ready in any order and are launched in theirs (spec: algorithms 3.4)."""
+"""The in-order scheduler: buckets become ready in any order and are launched in theirs (docs/design.md, The engine)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class InOrder(Generic[Member]):
         self.reset()
 
     def reset(self) -> None:
-        """Begin the next step: nothing is ready."""
+        """Begin the next step, with nothing ready."""
         self._missing = [set(bucket) for bucket in self._members]
         self._front = 0
 
@@ -40,5 +40,5 @@ class InOrder(Generic[Member]):
             self._launch(self._front - 1)
 
     def missing(self) -> list[Member]:
-        """What is not ready yet."""
+        """The members that are not ready yet."""
         return [member for bucket in self._missing for member in bucket]

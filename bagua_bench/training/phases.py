@@ -1,4 +1,4 @@
 """The phases of a training step."""
 
 PHASES = ("forward", "backward", "communication", "optimizer")
-"""Communication is what is exposed: the time the training thread waits for it."""
+"""Communication is the exposed part: the time in which the training thread waits for it."""

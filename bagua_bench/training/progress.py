@@ -1,4 +1,4 @@
-"""What a run tells the process that watches it: one JSON object per line, written by rank 0."""
+"""Reports of a run to the process that watches it: one JSON object per line, written by rank 0."""
 
 from __future__ import annotations
 

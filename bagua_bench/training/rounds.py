@@ -1,4 +1,4 @@
-"""How often averaging rounds come, and how old what they apply is."""
+"""Counts averaging rounds: how often they come, and how old their results are when applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an algorithm's communication is launched when, and when it lands."""
+"""Decides when each part of an algorithm's communication is launched, and when it lands."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class _Flight:
     step: int
     carries_buffers: bool
     mark: Any = None
-    """Of the lane, behind all its work; None: it is done."""
+    """The lane's mark behind all of its work; None: the work is done."""
 
 
 class Schedule:
-    """The communication of one step: `begin`, then of every moment `ready` or `launch_all`, and `land`.
+    """The communication of one step: `begin`, then for every moment `ready` or `launch_all`, and `land`.
 
-    What lands in a later step is in flight until then. Buffers travel with the first turn of a step, unless they are
-    under way already.
+    A turn that lands in a later step is in flight until then. Buffers travel with the first turn of a step, unless
+    they are under way already.
 
     overlap: launch as soon as possible; off: in `land`.
     clips: gradients are clipped after the backward pass, so that an algorithm that uses them up has to wait for it.
     unscale: called on the gradients of a bucket before they are communicated.
-    arithmetic: the context that the algorithm's methods run in.
+    arithmetic: the context of the algorithm's methods.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Schedule:
         self._order: InOrder[Parameter] = InOrder([bucket.params for bucket in buckets], self._backward)
 
     def begin(self, step: int) -> None:
-        """Be before step `step`, with nothing of it launched."""
+        """Get ready for step `step`: nothing of it is launched."""
         self.step = step
         self._turns = list(enumerate(self._algorithm.turns(step)))
         self.moments = {turn.when for _, turn in self._turns}
-        """Those in which something of this step is launched."""
+        """The moments in which something of this step is launched."""
         self.reads_weights = any(turn.when is When.FORWARD and not turn.land for _, turn in self._turns)
         """Whether weights have to stay as they are between forward and `step()`."""
         self.consumes = When.BACKWARD in self.moments and self._algorithm.consumes_gradients(step)
@@ -86,12 +86,12 @@ class Schedule:
         return [(flight.step, flight.number) for flight in self._flights]
 
     def resume(self, pending: Sequence[tuple[int, int]]) -> None:
-        """Have turns in flight whose communication is done, as they were `pending`."""
+        """Put turns in flight that were `pending`; their communication is done."""
         found = [(step, number, self._algorithm.turns(step)[number]) for step, number in pending]
         self._flights = [_Flight(turn, number, step, carries_buffers=False) for step, number, turn in found]
 
     def has_launched(self, when: When) -> bool:
-        """Whether anything of this step has been, at this moment."""
+        """Whether anything of this step has been launched at this moment."""
         return any(flight.turn.when is when for flight in self._launched.values())
 
     def ready(self, index: int, p: Parameter) -> None:
@@ -111,7 +111,7 @@ class Schedule:
                 self._launch(index, when)
 
     def land(self, when: When) -> None:
-        """Launch what was held back, and wait for what lands at this moment and publish it. Raises what failed."""
+        """Launch the work held back, wait for the turns that land at this moment, publish them. Raises their errors."""
         for work in self._held:
             work()
         self._held = []
@@ -127,30 +127,30 @@ class Schedule:
             self._flights.remove(flight)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do something collective behind what was launched, and wait for it."""
+        """Do something collective behind the work launched so far, and wait for it."""
         self._lane.submit(work)
         self._lane.wait()
 
     def look(self) -> None:
-        """The model may have other buffers."""
+        """Look the buffers up again: the model may have other ones."""
         if self._buffers is not None:
             self._buffers.look()
 
     def drain(self) -> None:
-        """Wait for all that was launched; what has not landed stays in flight, and of this step nothing does."""
+        """Wait for all work launched; turns that have yet to land stay in flight, and of this step nothing does."""
         if self._launched or self._flights:
             self._lane.wait()
         for flight in self._flights:
             flight.mark = None
 
     def forget(self) -> None:
-        """Let nothing be in flight."""
+        """Drop all turns in flight."""
         self._flights = []
 
     # -- averaging rounds --------------------------------------------------------------------------------------
 
     def snapshot(self) -> None:
-        """Begin a round: take from weights and buffers what it averages."""
+        """Begin a round: copy the weights and buffers that it averages."""
         self.rounds.begin(self.step)
         with self._arithmetic():
             for bucket in self._buckets:
@@ -192,7 +192,7 @@ class Schedule:
                 under_way = True
 
     def _refuse_second(self, turn: Turn) -> None:
-        """ValueError for a bucket that is sent again before it has landed: what it carries would be overwritten."""
+        """ValueError for a bucket that is sent again before it has landed: its data would be overwritten."""
         for flight in self._flights:
             for index in range(len(self._buckets)):
                 if flight.turn.when is turn.when and _includes(flight.turn, index) and _includes(turn, index):

@@ -19,7 +19,7 @@ class Snapshot:
         torch.save(model.state_dict(), self._path)
 
     def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Overwrite the state in place and zero all optimizer state, which is how SGD and Adam begin."""
+        """Overwrite the state in place and zero all optimizer state, as SGD and Adam begin."""
         start = torch.load(self._path, mmap=True, weights_only=True)
         for name, tensor in model.state_dict().items():
             tensor.copy_(start[name])

@@ -15,7 +15,7 @@ Names = Mapping[Parameter, str]
 
 
 def collect(buckets: Sequence[Bucket], names: Names) -> dict[str, Any]:
-    """Views of all state: `parameters` by name, in their shapes or its own; `buckets`: the rest, by what is in them."""
+    """Views of all state: `parameters`, by name; `buckets`, the rest, by the names of the parameters in them."""
     parameters: dict[str, dict[str, Tensor]] = {names[p]: {} for bucket in buckets for p in bucket.params}
     rest: dict[str, dict[str, Tensor]] = {}
     for bucket in buckets:
@@ -29,7 +29,7 @@ def collect(buckets: Sequence[Bucket], names: Names) -> dict[str, Any]:
 
 
 def problem(buckets: Sequence[Bucket], names: Names, saved: Mapping[str, Any]) -> str | None:
-    """Why `saved`, from `collect`, does not fit these buckets: the first difference; None if it does."""
+    """The first reason why `saved`, from `collect`, does not fit these buckets; None if it fits."""
     own, other = collect(buckets, names)["parameters"], saved["parameters"]
     for name in [*own, *other]:
         if name not in own or name not in other:
@@ -45,7 +45,7 @@ def problem(buckets: Sequence[Bucket], names: Names, saved: Mapping[str, Any]) -
 
 
 def restore(buckets: Sequence[Bucket], names: Names, saved: Mapping[str, Any]) -> None:
-    """Overwrite state with what was saved of it; what belongs to a bucket only where the same one is here."""
+    """Overwrite state with the saved one; state of a whole bucket only if the same bucket exists here."""
     for bucket in buckets:
         for key, views in _by_parameter(bucket):
             for p, view in zip(bucket.params, views, strict=True):
@@ -58,9 +58,9 @@ def restore(buckets: Sequence[Bucket], names: Names, saved: Mapping[str, Any]) -
 
 
 def carry_over(everyone: Sequence[Mapping[str, Any]], algorithm: Algorithm) -> dict[str, Any]:
-    """What ranks saved, for a world of another size: what each name's `Algorithm.carry` says becomes of it.
+    """The ranks' saved state for a world of another size, each name by the rule in `Algorithm.carry`.
 
-    ValueError, naming it, for state that the algorithm says nothing of.
+    ValueError that names state without a rule.
     """
     result: dict[str, Any] = {"parameters": {}, "buckets": {}}
     for kind, found in result.items():
@@ -81,7 +81,7 @@ def carry_over(everyone: Sequence[Mapping[str, Any]], algorithm: Algorithm) -> d
 
 
 def mean(tensors: Iterable[Tensor]) -> Tensor:
-    """Of tensors of one shape and type; of integers the first."""
+    """The mean of tensors of one shape and type; of integers the first."""
     all_ = list(tensors)
     if not all_[0].is_floating_point():
         return all_[0]

@@ -107,11 +107,11 @@ class Stepper(Trainer):
         self._begin(self.steps + 1)
 
     def give_up(self) -> None:
-        """Instead of a forward or backward pass that failed on this rank: add no gradient, then `step()` as all do.
+        """Call this instead of a forward or backward pass that failed on this rank, then `step()` as all ranks do.
 
-        The others wait for this rank in vain otherwise. Where gradients are averaged, this rank's count as zeros;
-        those of layers that were ready before the failure are under way already and count. What others do to gradients
-        after `backward()`, such as clipping them by hand, is to be done here as well.
+        Otherwise the others would wait in vain. Where gradients are averaged, this rank's count as zeros; those of
+        layers that were ready before the failure are under way already and count. Do here, too, what the other ranks
+        do to gradients after `backward()`, such as clipping them by hand.
         """
         self._refuse_closed()
         self._backward.forget()
@@ -128,19 +128,19 @@ class Stepper(Trainer):
         """Yield this rank's batches, one a step; then None, for which to `give_up()`, while others have more.
 
         Collective, with a tiny all-reduce a step; ranks may have different numbers of batches, and all leave the loop
-        at the same step. In averaging rounds, which wait for nobody, a rank just ends.
+        at the same step. With averaging rounds, in which no rank waits for another, a rank just ends.
         """
         return join(self, batches, self._anyone)
 
     def _hook_gradients(self) -> None:
-        """Hear of gradients, also where new data has given a parameter a new node of autograd."""
+        """Install the hooks on gradients anew: new data gives a parameter a new node of autograd."""
         self._gradient_hooks.remove()
         self._gradient_hooks = GradientHooks(self._gradients.params, self._gradient_ready)
 
     # -- between steps ----------------------------------------------------------------------------------------
 
     def _begin(self, steps: int) -> None:
-        """Be between steps, with `steps` taken."""
+        """Get ready for the step after `steps` steps."""
         self.steps = steps
         self._schedule.begin(steps + 1)
         self._backward.forget()
@@ -150,7 +150,7 @@ class Stepper(Trainer):
         self._run_free()
 
     def _run_free(self) -> None:
-        """Have the averaging loop running where it should be; weights change in `step()` and before a forward only."""
+        """Run the averaging loop if this step has one; weights then change only in `step()` and before a forward."""
         if When.FREE not in self._schedule.moments or self._is_paused:
             return
         if self._free is None:
@@ -192,7 +192,7 @@ class Stepper(Trainer):
             self._backward.expect()
 
     def _backward_ends(self, nested: bool) -> None:
-        """All gradients are there: finish them. Where some are not, `step()` does, unless they may be left out."""
+        """Finish the gradients if all are there or may be missing; otherwise `step()` does."""
         self._nested |= nested
         if When.BACKWARD not in self._schedule.moments:
             if not nested:
@@ -205,7 +205,7 @@ class Stepper(Trainer):
         self._finish_gradients()
 
     def _backward_is_over(self) -> None:
-        """What follows in `backward()` is waiting for communication."""
+        """Note the time: the rest of `backward()` is waiting for communication."""
         self._done_at = stamp(self.buckets[0].weight.device, self._done_at)
         self.gradients_done = self._done_at
 
@@ -226,7 +226,7 @@ class Stepper(Trainer):
         self._finished = True
 
     def _resolve_missing(self) -> None:
-        """Let parameters without a gradient take part with zeros, or say which they are."""
+        """Let parameters without a gradient take part with zeros, or raise an error that names them."""
         missing = self._schedule.missing()
         if not self._find_unused:
             self._gradients.refuse(missing)
@@ -251,7 +251,7 @@ class Stepper(Trainer):
                 p.grad = None
 
     def _limit_gradients(self) -> None:
-        """Clip what the optimizer will use; refuse changes of what has been used up."""
+        """Clip the gradients that the optimizer will use; refuse changes of gradients that have been used up."""
         if self._schedule.consumes:
             if self._versions != self._gradients.versions() or self._gradients.replaced():
                 raise RuntimeError(
@@ -266,7 +266,7 @@ class Stepper(Trainer):
         self._schedule.launch_all(When.FORWARD)
 
     def _finish_weights(self) -> None:
-        """Average weights whose averaging the forward pass has begun, or, where its hook was not called, begin now."""
+        """Finish the averaging of weights that the forward pass began; begin it now if the hook was not called."""
         if self._schedule.has_launched(When.FORWARD):
             if self._schedule.reads_weights and self._weights != self._watch.versions():
                 raise RuntimeError(
@@ -292,7 +292,7 @@ class Stepper(Trainer):
             self.scale.unscale(gradients)
 
     def _anyone(self, own: bool) -> bool | None:
-        """Whether a rank says so; None in averaging rounds."""
+        """Whether any rank passes True; None with averaging rounds."""
         if When.FREE in self._schedule.moments:
             return None
         flag = torch.tensor([own], dtype=torch.uint8, device=self.buckets[0].weight.device)

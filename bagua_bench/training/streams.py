@@ -1,4 +1,4 @@
-"""CUDA streams: what runs beside computation on a GPU, ordered by events; the training thread never waits for them.
+"""CUDA streams run communication beside computation on a GPU; events order them, and the training thread never waits.
 
 Not yet run on a GPU.
 """
@@ -15,14 +15,14 @@ from bagua_bench.training.lanes import Lane, ThreadLane
 
 
 def lane_for(device: torch.device) -> Lane:
-    """What runs communication beside computation on `device`."""
+    """The lane for communication beside computation on `device`."""
     return StreamLane(device) if device.type == "cuda" else ThreadLane()
 
 
 class StreamLane:
-    """A `Lane` that is a stream: work is launched at once, by the caller, and runs behind what it depends on.
+    """A `Lane` that is a stream: the caller launches work at once, and it runs behind the work that it depends on.
 
-    `wait` makes the caller's stream wait, not the host; a mark is an event. What a launch raises is kept for `wait`,
+    `wait` makes the caller's stream wait, not the host; a mark is an event. An error of a launch is kept for `wait`,
     and the work behind it is dropped: collectives would not match any more.
     """
 
@@ -58,7 +58,7 @@ class StreamLane:
 
 
 class Sides(Protocol):
-    """Where the two sides of an averaging loop run: next to the weights, and beside training."""
+    """The places of an averaging loop's two sides: next to the weights, and beside training."""
 
     def on_weights(self) -> AbstractContextManager[None]:
         """For what reads or writes the weights; in the order in which the host gets here."""

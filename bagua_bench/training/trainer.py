@@ -1,4 +1,4 @@
-"""What a training step is made of: one small interface for the engine and every peer system."""
+"""The parts of a training step: one small interface for the engine and every peer system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Trainer(ABC):
     `synchronize`, `optimize`, `publish`, in this order and on one thread."""
 
     module: nn.Module
-    """What to call for the forward pass."""
+    """The module to call for the forward pass."""
     model: nn.Module
     """The user's model."""
     optimizer: Optimizer
@@ -40,7 +40,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for the communication that the optimizer step needs. Raises what failed on the way."""
+        """Wait for the communication that the optimizer step needs. Raises its errors."""
 
     @abstractmethod
     def optimize(self) -> None:
@@ -65,7 +65,7 @@ class Trainer(ABC):
     def close(self, failed: bool = False) -> None:
         """End all communication and leave nothing behind on the model.
 
-        Collective, unless this rank has `failed`: then it waits for nobody.
+        Collective, unless this rank has `failed`: then it does not wait for others.
         """
 
     def _advance(self) -> None:

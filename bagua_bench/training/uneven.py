@@ -9,15 +9,15 @@ T = TypeVar("T")
 
 
 class Steps(Protocol):
-    """What `join` needs of an engine."""
+    """The part of an engine that `join` needs."""
 
     steps: int
 
 
 def join(engine: Steps, batches: Iterable[T], anyone: Callable[[bool], bool | None]) -> Iterator[T | None]:
-    """Yield own batches, one a step; then None, as long as somebody has one.
+    """Yield own batches, one a step; then None, as long as another rank has one.
 
-    anyone(own): whether some rank has a batch, collective; None: nobody waits for anybody.
+    anyone(own): whether some rank has a batch, collective; None: no rank waits for another.
     """
     for batch in batches:
         anyone(True)

@@ -73,7 +73,7 @@ class Watch:
             self._stepped = now
 
     def versions(self) -> list[tuple[int, int]]:
-        """Change with every write to a trainable parameter, but for those of algorithms, which write to buckets."""
+        """Change with every write to a trainable parameter, except those of algorithms, which write to buckets."""
         return [(p._version, p.data_ptr()) for p, _, _ in self._trained]
 
     def _note_structure(self) -> None:
@@ -83,7 +83,7 @@ class Watch:
         self._parts = [(owner, key, part) for owner in owners for key, part in owner.items()]
 
     def _compare(self) -> None:
-        """RuntimeError for other parameters; modules without any may come and go."""
+        """RuntimeError if the parameters are others; modules without any may come and go."""
         now = dict(self._model.named_parameters())
         for name in [*now, *self._named]:
             if name not in self._named:
@@ -101,7 +101,7 @@ _OWNERS = WeakIdKeyDictionary()  # of trainable parameters: weak references to t
 
 
 def take(named: Mapping[str, Parameter], owner: object) -> None:
-    """Note that `owner` moves these parameters into its buckets. ValueError, naming it, if somebody else has one."""
+    """Note that `owner` moves these parameters into its buckets. ValueError that names one which has another owner."""
     for name, p in named.items():
         other = _OWNERS[p]() if p in _OWNERS else None
         if other not in (None, owner):
@@ -111,6 +111,6 @@ def take(named: Mapping[str, Parameter], owner: object) -> None:
 
 
 def release(owner: object) -> None:
-    """The owner has no parameters any more."""
+    """Note that the owner has no parameters any more."""
     for p in [p for p, other in _OWNERS.items() if other() is owner]:
         del _OWNERS[p]

@@ -123,9 +123,9 @@ def _timed(
     batches: Iterator[Batch],
     device: torch.device,
 ) -> RankResult:
-    """Take the untimed and the timed steps; what this rank measured in the latter, and the losses of both.
+    """Take the untimed and the timed steps; return this rank's measurements of the latter, and the losses of both.
 
-    The timed steps are whole periods, and, of an algorithm that averages in rounds, as many more as these take.
+    The timed steps are whole periods; an algorithm that averages in rounds gets as many more as its rounds take.
     """
     _, early_losses = loop.take(batches, run.untimed, "untimed")
     memory.reset_peak(device)

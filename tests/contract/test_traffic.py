@@ -1,4 +1,4 @@
-"""Bytes that every algorithm sends per rank and step, against the formulas (spec: algorithms 5, 6.4, 6.5)."""
+"""Bytes that every algorithm sends per rank and step, against the formulas (docs/algorithms.md)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ ROWS: dict[str, tuple[list[str], int, Formula, str]] = {  # N parameters, n rank
 
 
 def buckets_of(task: str) -> int:
-    """Last parameter first, a bucket ends when it has reached 10 MiB (spec: algorithms 3.2)."""
+    """Last parameter first, a bucket ends when it has reached 10 MiB."""
     count, filled = 0, 0
     for p in reversed(list(model(task).parameters())):
         filled += p.numel() * 4

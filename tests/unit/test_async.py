@@ -1,4 +1,4 @@
-"""Asynchronous model average: bookkeeping, races, stopping (spec: algorithms 6.6)."""
+"""Asynchronous model average: bookkeeping, races, stopping (docs/algorithms.md, Async model average)."""
 
 from __future__ import annotations
 

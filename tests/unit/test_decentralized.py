@@ -1,4 +1,4 @@
-"""Decentralised SGD against the published pairing table and the update written out (spec: algorithms 6.4)."""
+"""Decentralised SGD against the published pairing table and the update written out."""
 
 from __future__ import annotations
 

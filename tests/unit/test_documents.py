@@ -1,31 +1,68 @@
-"""The pages about the transport and about networks name what there is."""
+"""Pages name what there is, sources name pages that exist, and the examples of docs/adding.md run."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from matplotlib.figure import Figure
+from torch import Tensor
 
+from bagua_bench import campaign, config, facts
+from bagua_bench.cell import Cell
+from bagua_bench.comm import CountedComm
 from bagua_bench.network.shape import LINK_KEYS
 from bagua_bench.network.topology import MOST_SERVERS
-from tests.catalogue import HOME
+from bagua_bench.simulate.run import simulate
+from bagua_bench.training.build import build, make_trainer
+from bagua_bench.validate import validate
+from tests.catalogue import HOME, options
+from tests.linear import Linear
+from tests.ranks import run
+from tests.unit import test_figures
 
-PAGES = {name: (HOME / "docs" / f"{name}.md").read_text() for name in ("transport", "networks")}
+PAGES = {path.stem: path.read_text() for path in sorted((HOME / "docs").glob("*.md"))}
+MARKDOWN = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md")), *sorted((HOME / "results").rglob("*.md"))]
+SOURCES = [
+    HOME / "README.md",
+    HOME / "Makefile",
+    *sorted((HOME / "results").rglob("*.md")),
+    *(
+        path
+        for folder in ("algorithms", "bagua_bench", "conf", "docs", "tasks", "tests", "tools")
+        for path in sorted((HOME / folder).rglob("*"))
+        if path.suffix in (".py", ".cpp", ".h", ".c", ".yaml", ".md")
+    ),
+]
 CPP = HOME / "bagua_bench/transport/cpp"
 COMMANDS = {
     tuple(line.split("#")[0].split()[2:])
-    for page in PAGES.values()
-    for line in re.findall(r"^python -m .*$|(?<=`)python -m [^`]+(?=`)", page, re.M)
+    for name in ("transport", "networks", "gpu")
+    for line in re.findall(r"^python -m .*$|(?<=`)python -m [^`]+(?=`)", PAGES[name], re.M)
 }
+NOT_FOR_READERS = re.compile(r"\bspec[:] |\bspec [a-z_]+ \d|\bD[E]SIGN\b")
+EXAMPLE = re.compile(r"<!-- example: (\S+) -->\n```\w+\n(.*?)```", re.S)
+EXAMPLES = dict(EXAMPLE.findall(PAGES["adding"]))
+PACKAGES = ("algorithms", "tasks", "bagua_bench", "bagua_bench.peers", "bagua_bench.figures")
 
 
 def test_files_that_the_pages_name_exist() -> None:
     named = {name for page in PAGES.values() for name in re.findall(r"`([\w./-]+/[\w./-]*)`", page)}
-    places = (HOME, HOME / "bagua_bench/transport")
+    named = {name for name in named if "NAME" not in name}
+    places = (HOME, HOME / "bagua_bench", HOME / "bagua_bench/transport")
     assert named
-    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+    assert [name for name in sorted(named) if not any((place / name).exists() for place in places)] == []
 
 
 def test_every_setting_of_the_transport_is_explained_and_no_other() -> None:
@@ -48,3 +85,156 @@ def test_commands_exist(command: tuple[str, ...]) -> None:
         [sys.executable, "-m", module, *words, "--help"], cwd=HOME, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+# -- references ---------------------------------------------------------------------------------------------------
+
+
+def test_sources_refer_to_nothing_that_a_reader_does_not_have() -> None:
+    found = [f"{path}: {text}" for path in SOURCES for text in NOT_FOR_READERS.findall(path.read_text())]
+    assert found == []
+
+
+def headings(page: str) -> list[str]:
+    return re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S), re.M)
+
+
+def test_pages_and_sections_that_sources_mention_exist() -> None:
+    """A page, or a page and, behind a comma, one of its headings."""
+    wrong, seen = [], 0
+    for path in SOURCES:
+        text = re.sub(r"\s*\n\s*(?:[#*] )?", " ", path.read_text())
+        for name, rest in re.findall(r"docs/([a-z-]+)\.md(, [A-Z].{0,80})?", text):
+            seen += 1
+            section = rest.removeprefix(", ")
+            known = name in PAGES and (not rest or any(section.startswith(h) for h in headings(PAGES[name])))
+            if not known:
+                wrong.append(f"{path}: docs/{name}.md{rest}")
+    assert seen > 20
+    assert wrong == []
+
+
+def anchors(page: str) -> set[str]:
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings(page)}
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    wrong = []
+    for path in MARKDOWN:
+        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+            if target.startswith("http"):
+                continue
+            file, _, anchor = target.partition("#")
+            page = path if not file else (path.parent / file).resolve()
+            if not page.exists() or (anchor and anchor not in anchors(page.read_text())):
+                wrong.append(f"{path}: {target}")
+    assert wrong == []
+
+
+def test_the_readme_links_every_page() -> None:
+    text = (HOME / "README.md").read_text()
+    assert [name for name in PAGES if f"](docs/{name}.md)" not in text] == []
+
+
+# -- completeness -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", options("algo"))
+def test_every_algorithm_is_described(name: str) -> None:
+    assert f"`{name}`" in PAGES["algorithms"]
+
+
+@pytest.mark.parametrize("kind", [facts.AlgorithmFacts, facts.TaskFacts])
+def test_every_fact_is_described(kind: Any) -> None:
+    assert [field.name for field in fields(kind) if f"`{field.name}`" not in PAGES["adding"]] == []
+
+
+# -- examples -----------------------------------------------------------------------------------------------------
+
+Compose = Callable[..., Cell]
+
+
+@pytest.fixture
+def composed(tmp_path: Path) -> Iterator[Compose]:
+    """The cell that a command line stands for where the files of the examples are there."""
+    shutil.copytree(config.CONF, tmp_path / "conf")
+    for name, text in EXAMPLES.items():
+        assert not (HOME / name).exists()
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    paths = {name: import_module(name).__path__ for name in PACKAGES}
+    for name, path in paths.items():
+        path.append(str(tmp_path / name.replace(".", "/")))
+    config.register()
+
+    def cell(*overrides: str) -> Cell:
+        with initialize_config_dir(str(tmp_path / "conf"), version_base=None):
+            made = campaign.compose_cell(overrides)
+        validate(made)
+        return made
+
+    yield cell
+    for path in paths.values():
+        path.pop()
+    for name in EXAMPLES:
+        sys.modules.pop(name.removesuffix(".py").replace("/", "."), None)
+
+
+def given(rank: int, step: int) -> Tensor:
+    return torch.randn(6, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def averaged(comm: CountedComm, cell: Cell, steps: int) -> Tensor:
+    model = Linear(6)
+    with make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.1), comm) as trainer:
+        for step in range(1, steps + 1):
+            trainer.module(given(comm.rank, step)).backward()
+            trainer.synchronize()
+            trainer.optimize()
+            trainer.publish()
+        return model.x.detach().clone()
+
+
+@pytest.mark.parametrize("steps", [4, 5, 10])
+def test_the_algorithm_does_what_it_says(composed: Compose, steps: int) -> None:
+    """Sent after step 4, it arrives after step 5."""
+    cell = composed("algo=delayed_average", "task=regression")
+    x = Linear(6).x.detach().repeat(2, 1)
+    for step in range(1, steps + 1):
+        x = x - 0.1 * torch.stack([given(rank, step) for rank in range(2)])
+        if step % 4 == 0:
+            taken = x
+        if step > 4 and step % 4 == 1:
+            x = x + taken.mean(0) - taken
+    torch.testing.assert_close(torch.stack(run("threads", 2, averaged, cell, steps)), x)
+
+
+def test_the_task_is_learned(composed: Compose) -> None:
+    cell = composed("task=regression", "algo=ddp")
+    task = build(cell.task.target, cell.task.options)
+    model = task.model()
+    optimizer = task.optimizer(model)
+    for batch in islice(task.batches(0, 1, 0), 100):
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+    assert task.evaluate(model)["error"] < 0.1
+
+
+def test_the_peer_is_simulated_on_the_cluster_with_the_profile(composed: Compose) -> None:
+    where = ("mode=simulate", "task=vgg16", "cluster=four_by_eight", "compute=my_gpu", "run.steps=2")
+    fused, unfused = (simulate(composed(f"algo={algo}", *where)).ranks[0] for algo in ("ddp", "unfused"))
+    assert unfused.sent == pytest.approx(fused.sent)
+    assert unfused.seconds[0]["step"] > fused.seconds[0]["step"] > 0.1
+
+
+def test_the_figure_is_drawn_and_the_campaign_runs_what_it_needs(composed: Compose, tmp_path: Path) -> None:
+    composed("algo=ddp")
+    figure = import_module("bagua_bench.figures.traffic")
+    data = figure.table(test_figures.campaign({"ddp": [1.0], "bytegrad": [2.0]}))
+    assert list(data["algorithm"]) == ["ddp", "bytegrad"]
+    figure.draw(data, Figure().subplots())
+    with initialize_config_dir(str(tmp_path / "conf"), version_base=None):
+        chosen = compose("config", ["campaign=traffic"]).campaign
+        assert [cell.algo.name for cell in campaign.cells(chosen, [])] == ["ddp", "gradient_allreduce", "bytegrad"]
+    assert chosen.figure == "traffic"

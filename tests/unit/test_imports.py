@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN 2): read from the sources."""
+"""Who may import whom (docs/design.md, Who may import whom): read from the sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Low-precision decentralised SGD: equal replicas, and the update written out in NumPy (spec: algorithms 6.5)."""
+"""Low-precision decentralised SGD: equal replicas, and the update written out in NumPy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def train(comm: CountedComm, steps: int, options: dict[str, Any]) -> tuple[Tenso
 
 
 def decoded(x: np.ndarray) -> np.ndarray:
-    """x (N,) on its 8-bit grid and back (spec: algorithms 4.1)."""
+    """x (N,) on its 8-bit grid and back (docs/algorithms.md, Codecs)."""
     scale = np.float32(255) / ((x.max() - x.min()) + np.float32(1e-7))
     upper = np.rint(x.max() * scale)
     codes = np.clip(np.minimum(np.rint(x * scale), upper) - (upper - 255), 0, 255)

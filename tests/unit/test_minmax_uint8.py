@@ -16,7 +16,7 @@ NATIVE = pytest.param(
 )
 BOTH = pytest.mark.parametrize("native", [NATIVE, pytest.param(False, id="reference")])
 
-VECTORS = [  # input, codes, decoded (spec: algorithms 4.2)
+VECTORS = [  # input, codes, decoded (docs/algorithms.md, Codecs)
     ([0, 1, 2, 3], [0, 85, 170, 255], [0, 1, 2, 3]),
     ([-1, -0.25, 0, 0.5, 3], [0, 48, 64, 96, 255], [-1.0039216, -0.2509804, 0, 0.5019608, 2.9960785]),
     ([-1, -0.5, 0, 0.25, 1], [0, 63, 127, 159, 255], [-0.9960784, -0.5019608, 0, 0.2509804, 1.0039216]),

@@ -149,7 +149,7 @@ def exchange(comm: CountedComm, steps: int, elements: int) -> tuple[list[torch.T
 @pytest.mark.parametrize(("kind", "size"), [("threads", 2), ("threads", 3), ("gloo", 2), ("gloo", 4)])
 @pytest.mark.parametrize("elements", [24, 19])
 def test_scatter_gather_with_both_memories_by_hand(kind: str, size: int, elements: int) -> None:
-    """All ranks' memories and results over five exchanges, in NumPy from the formulas (spec: algorithms 4.4 and 5)."""
+    """All ranks' memories and results over five exchanges, in NumPy from the formulas (docs/algorithms.md, Codecs)."""
     length = 24 // size
     counts = [min(max(elements - j * length, 0), length) for j in range(size)]
 

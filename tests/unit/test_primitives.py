@@ -22,7 +22,7 @@ def data(rank: int, elements: int = 240) -> torch.Tensor:
 
 
 def quantised(rows: torch.Tensor) -> torch.Tensor:
-    """Each row on its 8-bit grid and back: the codec's formula, written out (spec: algorithms 4.1)."""
+    """Each row on its 8-bit grid and back: the codec's formula, written out (docs/algorithms.md, Codecs)."""
     low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
     spread = (high - low) + 1e-7
     scale = torch.full_like(spread, 255) / spread
@@ -32,7 +32,7 @@ def quantised(rows: torch.Tensor) -> torch.Tensor:
 
 
 def scatter_gather_by_hand(everyone: torch.Tensor, average: bool) -> torch.Tensor:
-    """What all ranks end with, from everyone's tensors (n, N) (spec: algorithms 5)."""
+    """What all ranks end with, from everyone's tensors (n, N) (docs/algorithms.md, Primitives)."""
     n = len(everyone)
     if n == 1:
         return everyone[0]

@@ -1,4 +1,4 @@
-"""QAdam against torch's Adam, and its second stage against the formulas in NumPy (spec: algorithms 6.3)."""
+"""QAdam against torch's Adam, and its second stage against the formulas in NumPy (docs/algorithms.md, QAdam)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def signs(rows: np.ndarray) -> np.ndarray:
 def reference(
     n: int, steps: int, codec: Any, feedback: bool, drift: bool, last: int, wd: float, late: bool
 ) -> np.ndarray:
-    """x after `steps` steps of n ranks. `last`: last step that updates m and v by Adam; W = 4 (spec: 6.3)."""
+    """x after `steps` steps of n ranks. `last`: last step that updates m and v by Adam; W = 4."""
     x = np.linspace(-1, 1, 12, dtype=np.float32)
     m, v = np.zeros(12), np.zeros(12)
     sent, reduced = np.zeros((n, n, 12 // n)), np.zeros((n, 12 // n))
@@ -155,7 +155,7 @@ def test_released_is_all_of_its_deviations_at_once(size: int) -> None:
 
 
 def test_drift_lengthens_the_steps_towards_one_over_sqrt_1_minus_beta2_to_the_w() -> None:
-    """With m and v constant: 3.24 for W = 100 in the limit (spec: 6.3)."""
+    """With m and v constant: 3.24 for W = 100 in the limit."""
     warmup = 100
     lengths = {}
     for correction in ("frozen", "drift"):

@@ -110,7 +110,7 @@ RELEASED = {
     "low_precision_decentralized": {"compress_single_rank": True},
     "decentralized": {"peers": "all"},
 }
-"""What the published code does otherwise (spec: algorithms 0.2)."""
+"""What the published code does differently (docs/algorithms.md, QAdam)."""
 
 
 @pytest.mark.parametrize("name", RELEASED)

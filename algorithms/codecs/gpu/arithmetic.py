@@ -1,4 +1,4 @@
-"""What the Triton kernels share: the float operations of kernels.cpp, and how kernels are launched and refuse.
+"""Shared by the Triton kernels: the float operations of kernels.cpp, and how kernels are launched and refuse.
 
 Float operations are part of the format: no fused multiply-add, IEEE division, rint rounds ties to even.
 """

@@ -14,7 +14,7 @@ _HEADER = tl.constexpr(32)
 
 
 def minmax_encode(x: Tensor, wire: Tensor, eps: float) -> bool:
-    """As `kernels.Kernels`; ValueError for what an earlier call refused."""
+    """As `kernels.Kernels`; ValueError if an earlier call refused its tensor."""
     arithmetic.raise_refused(x.device)
     rows, elements = x.shape
     parts, block = arithmetic.parts_of(x), arithmetic.BLOCK

@@ -20,7 +20,7 @@ from algorithms.codecs.gpu.arithmetic import special
 
 
 def one_bit_encode(x: Tensor, wire: Tensor, error: Tensor | None, counts: Sequence[int], rms: bool) -> bool:
-    """As `kernels.Kernels`; ValueError for what an earlier call refused. Then the memory of that row is unchanged."""
+    """As `kernels.Kernels`; ValueError if an earlier call refused its tensor, whose memory is then unchanged."""
     arithmetic.raise_refused(x.device)
     rows, elements = x.shape
     parts, block = arithmetic.parts_of(x), arithmetic.BLOCK
@@ -61,7 +61,7 @@ def _on_device(counts: tuple[int, ...], device: torch.device) -> Tensor:
 
 @triton.jit
 def _target(x, memory, at, inside, FEEDBACK: tl.constexpr):
-    """What is encoded: x, or x + memory."""
+    """The tensor to encode: x, or x + memory."""
     value = tl.load(x + at, mask=inside, other=0).to(tl.float32)
     if FEEDBACK:
         value = tl.load(memory + at, mask=inside, other=0) + value
