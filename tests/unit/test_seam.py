@@ -6,8 +6,6 @@ papers' equations in float64; the oracles in this file follow the equations with
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,42 +20,11 @@ from bagua_bench.training.engine import Engine
 from tests.proofs.diloco import DiLoCo
 from tests.proofs.exponential import Exponential
 from tests.proofs.powersgd import PowerSGD
+from tests.proofs.quadratics import LR, OPTIMUM, RANKS, STEPS, A, C, Make, descend
 from tests.proofs.relay import RelaySum
 from tests.proofs.streaming_diloco import StreamingDiLoCo
 from tests.proofs.top_k import TopK
 from tests.ranks import run
-
-RANKS, STEPS, LR = 4, 40, 0.1
-A = 1 + ((np.arange(RANKS)[:, None] + np.arange(8)) % 4) / 4
-C = np.sin(1 + 8 * np.arange(RANKS)[:, None] + np.arange(8))
-OPTIMUM = (A * C).sum(0) / A.sum(0)
-Make = Callable[[], Algorithm]
-
-
-class Quadratics(nn.Module):
-    """f_i(x) = 1/2 sum_j a_ij (x_j - c_ij)^2, a_ij = 1 + ((i + j) mod 4) / 4, c_ij = sin(1 + 8 i + j)."""
-
-    def __init__(self, rank: int, parts: int = 1, shape: tuple[int, ...] = (-1,)) -> None:
-        super().__init__()
-        a, c = torch.from_numpy(A[rank]), torch.from_numpy(C[rank])
-        self.a, self.c = [a[p::parts] for p in range(parts)], [c[p::parts] for p in range(parts)]
-        zeros = [torch.zeros(8 // parts, dtype=torch.float64).view(shape) for _ in range(parts)]
-        self.parts = nn.ParameterList([nn.Parameter(x) for x in zeros])
-
-    def forward(self) -> Tensor:
-        terms = [(a * (x.reshape(-1) - c).square()).sum() for a, x, c in zip(self.a, self.parts, self.c, strict=True)]
-        return torch.stack(terms).sum() / 2
-
-
-def descend(comm: CountedComm, make: Make, parts: int, shape: tuple[int, ...], settle: bool, size: int = 2**40) -> Any:
-    model = Quadratics(comm.rank, parts, shape)
-    with Engine(model, torch.optim.SGD(model.parameters(), lr=LR), make(), comm, bucket_size=size) as engine:
-        for _ in range(STEPS):
-            engine.module().backward()
-            engine.step()
-        if settle:
-            engine.settle()
-        return torch.stack([x.detach().reshape(-1) for x in model.parts], dim=-1).flatten().numpy().copy()
 
 
 def four_numbers(x: np.ndarray) -> list[float]:
@@ -224,6 +191,20 @@ def test_replicas_meet_when_settled(make: Make) -> None:
     np.testing.assert_allclose(met[0], apart.mean(0), atol=1e-13)
 
 
+class FreeAndMore(Algorithm):
+    consensus = 0.75
+
+    def turns(self, step: int) -> list[Turn]:
+        return [Turn(When.FREE), Turn(When.STEP)]
+
+    def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None: ...
+
+
+def test_rounds_beside_the_steps_go_with_nothing_else() -> None:
+    with pytest.raises(ValueError, match=r"FreeAndMore\.turns\(1\): a step with a FREE turn has no other"):
+        run("threads", 1, descend, FreeAndMore, 2, (-1,), False)
+
+
 class Twice(Algorithm):
     def partition(self, params: Any) -> Any:
         return [params, params[:1]]
@@ -234,97 +215,3 @@ class Twice(Algorithm):
 def test_a_choice_of_buckets_that_is_no_partition_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Twice\.partition: 3 parameters in its buckets, 2 are trained; each belongs"):
         run("threads", 1, descend, Twice, 2, (-1,), False)
-
-
-# -- checkpoints ----------------------------------------------------------------------------------------------
-
-
-def in_two_parts(comm: CountedComm, make: Make, folder: Path, stop: int, first: bool, size: int) -> np.ndarray:
-    """Steps up to `stop` and a checkpoint; or the rest from it."""
-    model = Quadratics(comm.rank, 2)
-    with Engine(model, torch.optim.SGD(model.parameters(), lr=LR), make(), comm, bucket_size=size) as engine:
-        if not first:
-            engine.load(folder)
-        for _ in range(stop if first else STEPS - stop):
-            engine.module().backward()
-            engine.step()
-        if first:
-            engine.save(folder)
-        return torch.stack([x.detach() for x in model.parts], dim=-1).flatten().numpy().copy()
-
-
-PROOFS = [DiLoCo, StreamingDiLoCo, PowerSGD, Exponential, RelaySum, TopK]
-
-
-@pytest.mark.parametrize("make", PROOFS)
-def test_a_checkpoint_in_the_middle_of_everything_changes_nothing(make: Make, tmp_path: Path) -> None:
-    """After step 15, when a fragment sent after step 14 is on its way."""
-    for first in (True, False):
-        found = run("gloo", RANKS, in_two_parts, make, tmp_path / "step15", 15, first, 2**40)
-    straight = run("gloo", RANKS, descend, make, 2, (-1,), False)
-    for got, wanted in zip(found, straight, strict=True):
-        assert np.array_equal(got, wanted)
-
-
-@pytest.mark.parametrize("make", [DiLoCo, PowerSGD])
-def test_a_checkpoint_goes_into_other_buckets(make: Make, tmp_path: Path) -> None:
-    run("gloo", RANKS, in_two_parts, make, tmp_path / "step16", 16, True, 0)
-    found = run("gloo", RANKS, in_two_parts, make, tmp_path / "step16", 16, False, 2**40)
-    straight = run("gloo", RANKS, descend, make, 2, (-1,), False, 2**40)
-    for got, wanted in zip(found, straight, strict=True):
-        np.testing.assert_allclose(got, wanted, atol=1e-13)
-
-
-def kept(comm: CountedComm, make: Make, folder: Path, save: bool) -> dict[str, list[np.ndarray]]:
-    """Weights and state per rank: after seven steps, or as loaded."""
-    model = Quadratics(comm.rank, 2)
-    with Engine(model, torch.optim.SGD(model.parameters(), lr=LR), make(), comm) as engine:
-        if save:
-            for _ in range(7):
-                engine.module().backward()
-                engine.step()
-            engine.save(folder)
-        else:
-            engine.load(folder)
-            assert engine.steps == 7
-        state = engine.state_dict()["parameters"].values()
-        keys = sorted({key for one in state for key in one})
-        weights = [x.detach().numpy().copy() for x in model.parts]
-        found = {key: [one[key].numpy().copy() for one in state] for key in keys}
-        if not save:
-            engine.module().backward()
-            engine.step()
-        return {"weights": weights, **found}
-
-
-RULES = [
-    (DiLoCo, {"theta": "keep", "momentum": "keep"}, "mean"),
-    (TopK, {"error": "mean"}, "keep"),
-    (RelaySum, {"before": "zero", "behind": "zero"}, "mean"),
-]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize(("make", "rules", "weights"), RULES)
-def test_a_checkpoint_goes_to_fewer_and_to_more_ranks(
-    make: Make, rules: dict[str, str], weights: str, ranks: int, tmp_path: Path
-) -> None:
-    before = run("gloo", 2, kept, make, tmp_path / "two", True)
-    if ranks == 2:
-        return
-    for after in run("gloo", ranks, kept, make, tmp_path / "two", False):
-        for key, rule in {"weights": weights, **rules}.items():
-            for part, got in enumerate(after[key]):
-                both = [one[key][part] for one in before]
-                wanted = {"keep": both[0], "mean": (both[0] + both[1]) / 2, "zero": np.zeros_like(both[0])}[rule]
-                np.testing.assert_allclose(got, wanted, atol=1e-15)
-
-
-class Silent(DiLoCo):
-    carry = {"theta": DiLoCo.carry["theta"]}  # noqa: RUF012
-
-
-def test_state_that_no_rule_is_declared_for_stays_with_its_number_of_ranks(tmp_path: Path) -> None:
-    run("gloo", 2, kept, Silent, tmp_path / "two", True)
-    with pytest.raises(ValueError, match=r"Silent\.carry does not say what becomes of momentum"):
-        run("gloo", 1, kept, Silent, tmp_path / "two", False)
