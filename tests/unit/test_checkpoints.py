@@ -249,3 +249,26 @@ def test_a_model_with_two_optimizers(tmp_path: Path) -> None:
     net = network()
     with pytest.raises(ValueError, match="Several: its lr means nothing to QAdam"):
         Engine(net, [torch.optim.Adam(net[0].parameters()), torch.optim.Adam(net[2].parameters())], qadam(), alone())
+
+
+def on_other_ranks(comm: CountedComm, make: Make, folder: Path, first: bool) -> Tensor:
+    with engine_of(comm, make) as engine:
+        if first:
+            train(engine, comm, 5)
+            engine.save(folder)
+        else:
+            engine.load(folder)
+            assert engine.steps == 5
+        loaded = weights(engine.model).clone()
+        train(engine, comm, 4, first=5)
+        assert torch.isfinite(weights(engine.model)).all()
+        return loaded
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+@pytest.mark.parametrize("make", SYNCHRONOUS)
+def test_fewer_and_more_ranks_go_on_from_the_mean(make: Make, before: int, after: int, tmp_path: Path) -> None:
+    saved = run("gloo", before, on_other_ranks, make, tmp_path / "step5", True)
+    mean = torch.stack(saved).double().mean(0).to(saved[0].dtype)
+    for loaded in run("gloo", after, on_other_ranks, make, tmp_path / "step5", False):
+        torch.testing.assert_close(loaded, mean, rtol=1e-6, atol=1e-7)
