@@ -1,0 +1,112 @@
+"""Errors of the engine, its communicators and its algorithms that no other test meets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.async_model_average import AsyncModelAverage
+from algorithms.gradient_allreduce import GradientAllReduce
+from algorithms.qadam_optimizer import QAdamOptimizer
+from bagua_bench.comm import CommError, CountedComm
+from bagua_bench.comm.threads import ThreadComm
+from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.training.engine import Engine
+from bagua_bench.training.lanes import ThreadLane
+from bagua_bench.training.state import mean
+from tests.ranks import outcomes, run
+
+
+def alone() -> CountedComm:
+    return ThreadComm.world(1)[0]
+
+
+def test_a_group_of_one_reduces_and_scatters_to_itself() -> None:
+    x = torch.arange(3.0)[None]
+    row = alone().reduce_scatter(x)
+    assert torch.equal(row, x[0]) and row.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("ranks", [[1, 0], [0, 0], [1], [0, 3], []])
+def test_a_group_is_of_ranks_in_order_this_one_among_them(ranks: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"subgroup\(\["):
+        ThreadComm.world(2)[0].subgroup(ranks)
+
+
+def in_a_group(comm: ThreadComm) -> None:
+    group = comm.subgroup([0, 1])
+    if comm.rank == 1:
+        comm.fail()
+        raise KeyError("rank 1's own")
+    group.barrier()
+
+
+def test_a_rank_that_fails_ends_the_groups_that_it_is_in() -> None:
+    first, second = outcomes("threads", 2, in_a_group)
+    assert isinstance(first, CommError) and isinstance(second, KeyError)
+
+
+def test_the_default_group_has_to_exist() -> None:
+    with pytest.raises(RuntimeError, match=r"call torch\.distributed\.init_process_group first"):
+        TorchComm.default()
+
+
+def test_a_closed_lane_takes_no_work() -> None:
+    lane = ThreadLane()
+    lane.close()
+    with pytest.raises(RuntimeError, match="the lane is closed"):
+        lane.submit(lambda: None)
+
+
+def test_arguments_out_of_their_bounds() -> None:
+    with pytest.raises(ValueError, match="interval_ms=0: must be above 0"):
+        AsyncModelAverage(interval_ms=0)
+    with pytest.raises(ValueError, match="warmup_steps=0: must be at least 1"):
+        QAdamOptimizer([nn.Parameter(torch.zeros(1))], lr=0.1, warmup_steps=0)
+
+
+def test_integers_have_no_mean() -> None:
+    assert mean([torch.tensor(3), torch.tensor(4)]) == 3
+    assert torch.equal(mean([torch.zeros(2), torch.ones(2)]), torch.full((2,), 0.5))
+
+
+def saved(comm: CountedComm, folder: Path, width: int, load: bool) -> Tensor:
+    net = nn.Linear(3, width)
+    with Engine(net, torch.optim.SGD(net.parameters(), lr=0.1), GradientAllReduce(), comm) as engine:
+        if not load:
+            engine.save(folder)
+        else:
+            with pytest.raises(ValueError, match=r"weight: shape \(2, 3\), the model's is \(4, 3\)"):
+                engine.load(folder)
+        return net.weight.detach().clone()
+
+
+def test_a_checkpoint_of_another_width_is_refused(tmp_path: Path) -> None:
+    run("gloo", 1, saved, tmp_path / "narrow", 2, False)
+    run("gloo", 1, saved, tmp_path / "narrow", 4, True)
+
+
+def test_a_parameter_that_is_gone_is_named() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    with Engine(net, torch.optim.SGD(net.parameters(), lr=0.1), GradientAllReduce(), alone()) as engine:
+        engine.model(torch.ones(1, 3)).sum().backward()
+        engine.step()
+        del net[1].bias
+        net[1].bias = None
+        with pytest.raises(RuntimeError, match=r"1\.bias: this parameter is gone"):
+            engine.model(torch.ones(1, 3))
+
+
+def test_synchronizing_twice_is_synchronizing_once() -> None:
+    net = nn.Linear(3, 1, bias=False)
+    with Engine(net, torch.optim.SGD(net.parameters(), lr=0.1), GradientAllReduce(), alone()) as engine:
+        before = net.weight.detach().clone()
+        engine.model(torch.ones(1, 3)).sum().backward()
+        engine.synchronize()
+        engine.synchronize()
+        engine.optimize()
+        engine.publish()
+        assert torch.allclose(net.weight, before - 0.1)
