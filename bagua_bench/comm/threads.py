@@ -25,15 +25,26 @@ class _Board:
     def __init__(self, size: int, timeout: float) -> None:
         self.slots: list[list[Message]] = [[] for _ in range(size)]
         self.timeout = timeout
-        self.barrier = threading.Barrier(size, timeout=timeout)
+        self._changed = threading.Condition()
+        self._arrived = self._meetings = 0
+        self._aborted = False
         self.groups: dict[tuple[int, ...], _Board] = {}
         self._making = threading.Lock()
 
     def meet(self) -> None:
-        try:
-            self.barrier.wait()
-        except threading.BrokenBarrierError:
-            raise CommError("a rank failed or the time-out passed") from None
+        """Return when all ranks are here, also where one of them fails right after; CommError if one never comes."""
+        with self._changed:
+            if not self._aborted:
+                meeting, self._arrived = self._meetings, self._arrived + 1
+                if self._arrived == len(self.slots):
+                    self._arrived, self._meetings = 0, meeting + 1
+                    self._changed.notify_all()
+                self._changed.wait_for(lambda: self._meetings > meeting or self._aborted, self.timeout)
+                if self._meetings > meeting:
+                    return
+            self._aborted = True
+            self._changed.notify_all()
+        raise CommError("a rank failed or the time-out passed")
 
     def group(self, ranks: tuple[int, ...]) -> _Board:
         """The board of some of the ranks, the same for all of them."""
@@ -42,7 +53,9 @@ class _Board:
 
     def abort(self) -> None:
         """Make pending and later meetings fail, those of groups as well."""
-        self.barrier.abort()
+        with self._changed:
+            self._aborted = True
+            self._changed.notify_all()
         for board in self.groups.values():
             board.abort()
 
