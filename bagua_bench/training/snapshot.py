@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,16 +10,16 @@ from torch.optim import Optimizer
 
 
 class Snapshot:
-    """The model's state at construction, in a temporary file that ends with the object's `restore`."""
+    """The model's state at construction, in a file without a name: it ends with `restore`, or with the process."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="bagua-bench-")
-        self._path = Path(self._folder.name) / "start.pt"
-        torch.save(model.state_dict(), self._path)
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - `restore` closes it
+        torch.save(model.state_dict(), self._file)
+        self._file.flush()
 
     def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Overwrite the state in place and zero all optimizer state, as SGD and Adam begin."""
-        start = torch.load(self._path, mmap=True, weights_only=True)
+        start = torch.load(f"/proc/self/fd/{self._file.fileno()}", mmap=True, weights_only=True)
         for name, tensor in model.state_dict().items():
             tensor.copy_(start[name])
         for state in optimizer.state.values():
@@ -28,4 +27,4 @@ class Snapshot:
                 if isinstance(value, torch.Tensor):
                     value.zero_()
         del start
-        self._folder.cleanup()
+        self._file.close()

@@ -85,7 +85,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     (folder / "driver.py").write_text(DRIVER)
     (folder / "runs.json").write_text(json.dumps(runs()))
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = python(folder, *command, "driver.py", "runs.json", ".")
+    done = python(folder, *command, "driver.py", "runs.json", ".", env={"TMPDIR": str(folder)})  # one makes a folder
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
