@@ -34,7 +34,7 @@ class AsyncModelAverage(Algorithm):
     def turns(self, step: int) -> Sequence[Turn]:
         if step <= self.warmup_steps:
             return (Turn(When.BACKWARD, communicate=self.warm_up),)
-        return (Turn(When.FREE),)
+        return (Turn(When.ASYNC),)
 
     def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
         for dtype in {bucket.weight.dtype for bucket in buckets} - {torch.float32, torch.float64}:

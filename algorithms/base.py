@@ -48,7 +48,7 @@ class When(Enum):
     """From the start of the forward pass, beside forward and backward; `finish` before the optimizer step."""
     STEP = "step"
     """After the optimizer step; `finish` there as well."""
-    FREE = "free"
+    ASYNC = "async"
     """On its own, in a loop of averaging rounds that training does not wait for; such a step has no other turn."""
 
 
@@ -198,7 +198,7 @@ class Algorithm(ABC):
     """For every name in `Bucket.state` and `Bucket.each`: the rule for another number of ranks."""
     _given: tuple[tuple[Any, ...], dict[str, Any]]
     pause: float = 0.0
-    """Seconds between two rounds of an algorithm that runs FREE."""
+    """Seconds between two rounds of an algorithm that runs ASYNC."""
 
     def __new__(cls: type[Own], *args: Any, **kwargs: Any) -> Own:
         """Note the arguments, by which ranks compare their algorithms. ValueError for one that is out of its bounds."""
@@ -247,7 +247,7 @@ class Algorithm(ABC):
     def prepare(self, bucket: Bucket, step: int) -> None:
         """Copy what `communicate` needs from weights or gradients, on the training thread, just before it.
 
-        Only turns that run FREE or land in a later step need it: in all others nothing changes during `communicate`.
+        Only turns that run ASYNC or land in a later step need it: in all others nothing changes during `communicate`.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bagua_bench.training.engine import Engine
+    from bagua_bench.engine.engine import Engine
 
 __all__ = ["Engine"]
 
@@ -26,5 +26,5 @@ for _name in ("algorithms", "tasks"):
 def __getattr__(name: str) -> Any:
     """`Engine` on demand: importing the package does not import torch."""
     if name == "Engine":
-        return import_module("bagua_bench.training.engine").Engine
+        return import_module("bagua_bench.engine.engine").Engine
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,14 +24,16 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bagua_bench import campaign, config, records
-from bagua_bench.cell import Cell
-from bagua_bench.config import CONF, ConfigError
+from bagua_bench.campaign.cells import expand
+from bagua_bench.campaign.plan import interleave
+from bagua_bench.configuration.cell import Cell, Job
+from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.configuration.network_shape import is_shaped
+from bagua_bench.configuration.resolve import ConfigError, has_cuda, register, resolve
+from bagua_bench.configuration.validate import validate
 from bagua_bench.launch import joined
 from bagua_bench.network import machine
-from bagua_bench.network.shape import is_shaped
-from bagua_bench.plan import Job, interleave
-from bagua_bench.validate import validate
+from bagua_bench.results import records
 
 ADHOC = "runs"
 """Campaign name of single runs."""
@@ -54,10 +56,10 @@ class App:
     def _jobs(self, composed: DictConfig) -> tuple[list[Job], str]:
         choices = HydraConfig.get().runtime.choices
         if composed.campaign is None:
-            return [Job(_checked(config.resolve(composed, choices)), 0)], ADHOC
+            return [Job(_checked(resolve(composed, choices)), 0)], ADHOC
         self.dry_run = composed.campaign.dry_run
         overrides = list(HydraConfig.get().overrides.task)
-        cells = [_checked(cell) for cell in campaign.cells(composed.campaign, overrides)]
+        cells = [_checked(cell) for cell in expand(composed.campaign, overrides)]
         return interleave(cells, composed.campaign.rounds), choices["campaign"]
 
 
@@ -68,7 +70,7 @@ def _checked(cell: Cell) -> Cell:
         servers, ranks = joined.enter()
         cell = replace(cell, cluster=replace(cell.cluster, servers=servers, ranks_per_server=ranks))
     validate(cell)
-    if cell.mode == "measure" and cell.run.device == "cuda" and not config.has_cuda():
+    if cell.mode == "measure" and cell.run.device == "cuda" and not has_cuda():
         raise ConfigError("run.device=cuda: no NVIDIA GPU, or torch is no CUDA build; allowed here: auto, cpu")
     try:
         return machine.settle(cell)
@@ -91,12 +93,12 @@ def _make_folders(batches: Sequence[tuple[Sequence[Job], str]]) -> None:
 
 def main() -> int:
     """Exit code 0; 1 if a run failed, 2 if the configuration is wrong, 130 if interrupted."""
-    config.register()
+    register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
     app = App()
     try:
         _refuse_unknown(get_args_parser().parse_known_args()[1])
-        hydra.main(config_path=str(CONF), config_name="config", version_base=None)(app)()
+        hydra.main(config_path=str(FOLDER), config_name="config", version_base=None)(app)()
         if app.error is not None:
             raise app.error
         if joined.is_recorder() and not app.dry_run:
@@ -107,14 +109,14 @@ def main() -> int:
     if not app.batches:  # --help and the like
         return 0
     if app.dry_run:
-        from bagua_bench.session import preview
+        from bagua_bench.campaign.session import preview
 
         for jobs, name in app.batches:
             preview(jobs, name)
         return 0
     if any(is_shaped(job.cell) for jobs, _ in app.batches for job in jobs):
         machine.enter()
-    from bagua_bench.session import run_jobs  # now that there is something to run
+    from bagua_bench.campaign.session import run_jobs  # now that there is something to run
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -142,7 +144,7 @@ def _explained(error: Exception) -> str:
         if isinstance(cause, ConfigError):
             return str(cause)
         cause = cause.__cause__
-    from bagua_bench.explain import explain
+    from bagua_bench.configuration.explain import explain
 
     given = get_args_parser().parse_args()
     return explain(error, given.overrides, [Path(given.config_dir)] if given.config_dir else [])

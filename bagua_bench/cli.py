@@ -22,7 +22,7 @@ VERBS = {
     "advise": Verb("bagua_bench.advise", "which algorithm and transport for a task on a cluster"),
     "figures": Verb("bagua_bench.figures", "the figure of a campaign's records: figures quick"),
     "report": Verb("bagua_bench.report", "records as a page of HTML"),
-    "simulate": Verb("bagua_bench.simulate", "calibrate and validate the simulator; profile a machine"),
+    "simulate": Verb("bagua_bench.calibrate", "calibrate and validate the simulator; profile a machine"),
     "network": Verb("bagua_bench.network", "build an emulated network, probe it, measure how exact it is"),
     "transport": Verb("bagua_bench.transport", "settings of Bagua-Net for NCCL, and its check on GPUs"),
     "check-gpu": Verb("bagua_bench", "check and measure the suite on this machine's GPU", "check-gpu"),

@@ -12,9 +12,11 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from bagua_bench import config, facts
-from bagua_bench.campaign import compose_cell
-from bagua_bench.cell import Cell
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.compose import compose_cell
+from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.configuration.resolve import register
 
 HOME = Path(__file__).resolve().parents[1]
 
@@ -32,7 +34,7 @@ def subclasses(package: str, base: type) -> list[type]:
 
 def options(group: str) -> list[str]:
     """Names of a configuration group's files."""
-    return sorted(path.stem for path in (config.CONF / group).glob("*.yaml"))
+    return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
 
 
 def runnable() -> list[str]:
@@ -61,19 +63,19 @@ def constructor(name: str) -> dict[str, Any]:
 
 
 def groups() -> list[str]:
-    return sorted(path.name for path in config.CONF.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
+    return sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
 
 
 @cache
 def _register() -> None:
-    config.register()
+    register()
 
 
 @cache
 def resolved(*overrides: str) -> Cell:
     """The cell that the command line `overrides` stands for."""
     _register()
-    with initialize_config_dir(str(config.CONF), version_base=None):
+    with initialize_config_dir(str(FOLDER), version_base=None):
         return compose_cell(overrides)
 
 
@@ -84,7 +86,7 @@ def with_physics(cell: Cell, **physics: Any) -> Cell:
 
 def composed(*overrides: str) -> Any:
     _register()
-    with initialize_config_dir(str(config.CONF), version_base=None):
+    with initialize_config_dir(str(FOLDER), version_base=None):
         return compose("config", list(overrides))
 
 

@@ -24,7 +24,7 @@ from algorithms.gradient_allreduce import GradientAllReduce
 from algorithms.primitives import c_fp_s
 from algorithms.qadam import QAdam
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 
 WIDTH = 6
 

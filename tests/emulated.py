@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from bagua_bench import owner
 from bagua_bench.network import machine, namespaces
 from bagua_bench.network.commands import run
-from bagua_bench.owner import PREFIX, is_stale
+from bagua_bench.processes import owner
+from bagua_bench.processes.owner import PREFIX, is_stale
 from tests.catalogue import resolved
 
 OURS = re.compile(r"lo|eth\d+|port\d+|switch|tun\d+")
@@ -57,10 +57,10 @@ def is_of_others(command: str) -> bool:
     return bool(named) and not ours(named)
 
 
-def traces() -> dict[str, list[str]]:
+def leftovers() -> dict[str, list[str]]:
     """What emulated networks could leave on this machine, or change of it. Others may use it at the same time."""
     processes = [p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"])]
-    modules = {"bagua_bench.network.relay", "bagua_bench.launch.agent", "bagua_bench.training.worker"}
+    modules = {"bagua_bench.network.relay", "bagua_bench.launch.agent", "bagua_bench.worker.rank"}
     return {
         "namespaces": ours(line.split()[0] for line in run("ip netns").splitlines()),
         "links": sorted(link["ifname"] for link in json.loads(run("ip -j link")) if OURS.match(link["ifname"])),
@@ -80,13 +80,13 @@ def cleared() -> dict[str, list[str]]:
     """Traces, once what killed processes left is gone, as every start of the command begins."""
     namespaces.clear_stale()
     owner.folder().cleanup()
-    return traces()
+    return leftovers()
 
 
 HOLD = """
 import sys, time
 from bagua_bench.network import star
-from bagua_bench.network.shape import Link, Shape
+from bagua_bench.configuration.network_shape import Link, Shape
 link = Link(1e8, 1e-3, 0.0, 0.0)
 with star.up(Shape((link,) * 3, sys.argv[1], "cubic", 2**22, 1, 0)):
     print("up", flush=True)

@@ -16,7 +16,7 @@ from algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from algorithms.qadam import QAdam
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.threads import ThreadComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 
 Make = Callable[[], Algorithm]
 

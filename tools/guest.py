@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench import records
 from bagua_bench.network import machine
+from bagua_bench.results import records
 from tests.emulated import why_not
 
 HOME = Path(__file__).resolve().parents[1]

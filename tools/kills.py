@@ -20,16 +20,16 @@ from pathlib import Path
 
 import psutil
 
-from bagua_bench import owner
 from bagua_bench.network import namespaces
-from tests.emulated import traces, why_not
+from bagua_bench.processes import owner
+from tests.emulated import leftovers, why_not
 from tests.integration.cli import bench, recorded, start
 
 CAMPAIGN = ["campaign=quick", "algo=bytegrad", "task=quadratic", "run.steps=40", "run.warmup=1", "run.evaluate=false",
             "run.timeout=10s", "network.bandwidth=100mbit", "network.latency=1ms"]  # fmt: skip
 LATEST = 22.0  # seconds after the start: by then a run is over, and the next one on its way
 PATIENCE = 60.0  # seconds for a run to end
-VICTIMS = {"parent": "", "agent": "bagua_bench.launch.agent", "rank": "bagua_bench.training.worker"}
+VICTIMS = {"parent": "", "agent": "bagua_bench.launch.agent", "rank": "bagua_bench.worker.rank"}
 SIGNALS = (signal.SIGKILL, signal.SIGINT)
 
 
@@ -98,10 +98,10 @@ def clear() -> None:
 def problems(folder: Path, before: dict[str, list[str]]) -> list[str]:
     """Problems after a kill and `clear`."""
     found = []
-    if not wait(lambda: traces()["processes"] == before["processes"]):
-        found.append(f"processes: {traces()['processes']}")
+    if not wait(lambda: leftovers()["processes"] == before["processes"]):
+        found.append(f"processes: {leftovers()['processes']}")
     clear()
-    found += [f"{kind}: {now}" for kind, now in traces().items() if now != before[kind]]
+    found += [f"{kind}: {now}" for kind, now in leftovers().items() if now != before[kind]]
     for number, line in enumerate(lines(folder), 1):
         try:
             json.loads(line)
@@ -133,7 +133,7 @@ def main() -> int:
     clear()
     rng, seen, wrong = random.Random(options.seed), Counter[str](), 0
     with tempfile.TemporaryDirectory() as name:
-        folder, before = Path(name), traces()
+        folder, before = Path(name), leftovers()
         for count in range(options.number):
             what = kill_one(folder, rng)
             found = problems(folder, before)

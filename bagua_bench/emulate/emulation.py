@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from algorithms.codecs.base import Codec
-from bagua_bench.cell import Cell
-from bagua_bench.emulate.arithmetic import Debt, Meter
-from bagua_bench.emulate.compute import compute_of, slow_factors
-from bagua_bench.emulate.lookup import layers_of
+from bagua_bench.configuration.cell import Cell
 from bagua_bench.emulate.pace import Sleeper
 from bagua_bench.emulate.task import EmulatedTask
-from bagua_bench.result import Reality
-from bagua_bench.training.trainer import Trainer
+from bagua_bench.engine.trainer import Trainer
+from bagua_bench.machine.arithmetic import Debt, Meter
+from bagua_bench.machine.compute import compute_of, slow_factors
+from bagua_bench.machine.lookup import layers_of
+from bagua_bench.results.result import Reality
 
 _NAMES = {"optimizer": "optimizer", "codec": "codecs and the algorithm's arithmetic on tensors"}
 

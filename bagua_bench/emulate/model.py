@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from bagua_bench.emulate.layers import Layers
-from bagua_bench.training.hooks import GradientHooks
+from bagua_bench.engine.hooks import GradientHooks
+from bagua_bench.machine.layers import Layers
 
 
 class Pace(Protocol):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from bagua_bench.emulate.layers import Layers
 from bagua_bench.emulate.model import EmulatedModel, Pace
+from bagua_bench.machine.layers import Layers
 from tasks.base import Batch, Task
 
 

@@ -1,4 +1,4 @@
-"""`python -m bagua_bench.figures CAMPAIGN [--results DIR]`: draw a campaign's figure from its records."""
+"""`bagua-bench figures CAMPAIGN [--results DIR]`: draw a campaign's figure from its records."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import matplotlib
 from omegaconf import OmegaConf
 
-from bagua_bench import records
-from bagua_bench.config import CONF
-from bagua_bench.records import Record
+from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.results import records
+from bagua_bench.results.records import Record
 
 _UNDATED = {".pdf": {"CreationDate": None}}  # the same records give the same file
 
@@ -29,11 +29,11 @@ def latest(found: list[Record]) -> list[Record]:
 
 def main() -> int:
     """Write PDF, PNG and CSV to RESULTS/figures and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bagua_bench.figures", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bagua-bench figures", description=__doc__)
     parser.add_argument("campaign")
     parser.add_argument("--results", type=Path, default=Path("results"))
     arguments = parser.parse_args()
-    known = sorted(path.stem for path in (CONF / "campaign").glob("*.yaml"))
+    known = sorted(path.stem for path in (FOLDER / "campaign").glob("*.yaml"))
     if arguments.campaign not in known:
         print(f"{arguments.campaign}: no such campaign; allowed: {', '.join(known)}", file=sys.stderr)
         return 2
@@ -48,7 +48,7 @@ def main() -> int:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    name = OmegaConf.load(CONF / "campaign" / f"{arguments.campaign}.yaml").figure
+    name = OmegaConf.load(FOLDER / "campaign" / f"{arguments.campaign}.yaml").figure
     figure_module = import_module(f"bagua_bench.figures.{name}")
     try:
         data = figure_module.table(found)

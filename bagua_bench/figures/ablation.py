@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
-from bagua_bench import facts
-from bagua_bench.cell import Cell
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import Cell
 from bagua_bench.figures import rates
-from bagua_bench.records import Record, comparable
+from bagua_bench.results.records import Record, comparable
 
 AXES = ("algo", "run.overlap", "run.bucket_size")
 FULL = "all"

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
-from bagua_bench import facts
+from bagua_bench.configuration import facts
 from bagua_bench.figures import style
-from bagua_bench.records import Record, comparable
+from bagua_bench.results.records import Record, comparable
 
 AXES = ("algo", "network.bandwidth", "network.latency", "network.name")
 

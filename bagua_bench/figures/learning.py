@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from bagua_bench.figures import rates, style
-from bagua_bench.records import Record, comparable
+from bagua_bench.results.records import Record, comparable
 
 AXES = ("algo", "run.seed")
 WINDOW = 10

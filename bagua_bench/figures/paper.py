@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from bagua_bench.cell import Cell
+from bagua_bench.calibrate import published
+from bagua_bench.configuration.cell import Cell
 from bagua_bench.figures import curves, style
-from bagua_bench.provenance import HOME
-from bagua_bench.records import Record, cell_of
-from bagua_bench.simulate import published
+from bagua_bench.results.provenance import HOME
+from bagua_bench.results.records import Record, cell_of
 
 FOLDER = HOME / "results" / "paper"
 """Published numbers."""

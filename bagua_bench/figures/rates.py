@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from bagua_bench import stats
-from bagua_bench.cell import Cell
+from bagua_bench.configuration.cell import Cell
 from bagua_bench.figures import style
-from bagua_bench.records import Record, cell_of
+from bagua_bench.results import stats
+from bagua_bench.results.records import Record, cell_of
 
 
 def grouped(records: Sequence[Record], *key: Callable[[Cell], str]) -> dict[tuple[str, ...], list[Record]]:

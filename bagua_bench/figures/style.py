@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bagua_bench import facts
+from bagua_bench.configuration import facts
 
 _PUBLISHED = {"pytorch_ddp": "ddp", "qadam_1bit": "qadam"}
 """What published figures call a system: which option of the group algo it is."""

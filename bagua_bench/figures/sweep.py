@@ -10,10 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 
-from bagua_bench import facts, stats
-from bagua_bench.cell import Cell
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import Cell
 from bagua_bench.figures import rates, style
-from bagua_bench.records import Record, cell_of, comparable
+from bagua_bench.results import stats
+from bagua_bench.results.records import Record, cell_of, comparable
 
 
 class Quantity(NamedTuple):

@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from bagua_bench import facts, stats
+from bagua_bench.configuration import facts
 from bagua_bench.figures import rates
-from bagua_bench.records import Record, comparable
+from bagua_bench.results import stats
+from bagua_bench.results.records import Record, comparable
 
 AXES = ("algo",)
 

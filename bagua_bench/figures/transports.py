@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
-from bagua_bench import stats
 from bagua_bench.figures import rates
-from bagua_bench.records import Record, comparable
+from bagua_bench.results import stats
+from bagua_bench.results.records import Record, comparable
 
 AXES = ("algo", "transport")
 BASELINE = "gloo"

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from algorithms.base import Algorithm, When
-from bagua_bench import conf_folder
-from bagua_bench.cell import AlgoPart
 from bagua_bench.comm.torch_groups import TorchComm
-from bagua_bench.components import build
-from bagua_bench.facts import AlgorithmFacts
+from bagua_bench.configuration import conf_folder
+from bagua_bench.configuration.cell import AlgoPart
+from bagua_bench.configuration.components import build
+from bagua_bench.configuration.facts import AlgorithmFacts
+from bagua_bench.engine.engine import Engine
+from bagua_bench.engine.loss_scale import LossScale
 from bagua_bench.gpu import trace
 from bagua_bench.gpu.models import Given
-from bagua_bench.training.engine import Engine
-from bagua_bench.training.loop import Loop
-from bagua_bench.training.loss_scale import LossScale
+from bagua_bench.worker.loop import Loop
 from tasks.base import Batch, Task
 
 ALL_REDUCE = "algorithms.gradient_allreduce.GradientAllReduce"
@@ -80,10 +80,10 @@ def trained(case: Case, comm: TorchComm, device: torch.device) -> Found:
     with engine:
         for batch in batches[:-2]:
             step(batch)
-        free = any(
-            turn.when is When.FREE for turn in algorithm.turns(_STEPS)
+        asynchronous = any(
+            turn.when is When.ASYNC for turn in algorithm.turns(_STEPS)
         )  # a thread of its own averages, and that one may wait
-        found = _watched(step, batches[-2:], device.type == "cuda" and not free)
+        found = _watched(step, batches[-2:], device.type == "cuda" and not asynchronous)
         with engine.paused():
             return {**found, "weights": _weights(model), "tolerance": case.tolerance}
 

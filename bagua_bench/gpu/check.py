@@ -1,7 +1,7 @@
 """`python -m bagua_bench check-gpu [--json FILE] [--parts PART ...]`: what a machine with a GPU can show in minutes.
 
 Every part runs in processes of its own; FILE is written anew after each. Beside FILE come the profiles of the device,
-options of the group `compute` (`python -m bagua_bench.simulate profile`). Needs torch and this repository alone.
+options of the group `compute` (`bagua-bench simulate profile`). Needs torch and this repository alone.
 Not yet run on a GPU; `--rehearse` tries the script on the CPU and shows nothing about a GPU. Two ranks on one GPU take
 turns: their times hold against each other and say nothing about two GPUs.
 """
@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from bagua_bench import libraries
-from bagua_bench.gpu import processes, verdicts
-from bagua_bench.gpu.processes import PartFailed
+from bagua_bench.gpu import verdicts
+from bagua_bench.processes import together
+from bagua_bench.processes.together import PartFailed
 from bagua_bench.transport import environment
 
 _BUDGET = 460.0  # seconds for all parts: with the start of Python and torch less than eight minutes
@@ -83,7 +84,7 @@ class Checks:
         rows = self._folder / "codecs.json"
         command = ["-m", "algorithms.codecs.benchmark_gpu", "--json", str(rows), "64", "256"]
         try:
-            processes.run([command], self._folder / "codecs", self._limit(_LIMIT))
+            together.run([command], self._folder / "codecs", self._limit(_LIMIT))
             equal = verdicts.passed("codecs", "equal to the CPU's bit for bit")
         except PartFailed as error:  # speed is measured before inequality ends it
             equal = verdicts.failed("codecs", error)
@@ -91,14 +92,14 @@ class Checks:
 
     def _profile(self) -> list[Check]:
         """Its files go beside the report; in a rehearsal nowhere."""
-        command = ["-m", "bagua_bench.simulate.profile", "--device", self._device, "--folder"]
+        command = ["-m", "bagua_bench.calibrate.profile", "--device", self._device, "--folder"]
         if self._cuda:
             command += [str(self._target)]
         else:
             command += [str(self._folder), "--scale", "tiny", "--steps", "1", "--precision", "fp32", "--tasks", "vgg16"]
         log = self._folder / "profile"
         try:
-            said = processes.run([command], log, self._limit(_BUDGET))[0]
+            said = together.run([command], log, self._limit(_BUDGET))[0]
         except PartFailed as error:  # what was measured before stands in files already
             return [*verdicts.profile((log / "0.log").read_text().splitlines()), verdicts.failed("profile", error)]
         return verdicts.profile(said.splitlines())
@@ -112,7 +113,7 @@ class Checks:
 
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         commands = [["-m", "bagua_bench.gpu.rank", part, str(size), device, str(folder), str(k)] for k in range(size)]
-        processes.run(commands, folder, self._limit(_LIMIT), {**_ONE_THREAD, **variables})
+        together.run(commands, folder, self._limit(_LIMIT), {**_ONE_THREAD, **variables})
         return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
     def _limit(self, most: float) -> float:

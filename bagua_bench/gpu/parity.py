@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_bench.comm.torch_groups import TorchComm
-from bagua_bench.components import build
+from bagua_bench.configuration.components import build
+from bagua_bench.engine.engine import MIB, Engine
 from bagua_bench.gpu.cases import ALL_REDUCE
 from bagua_bench.gpu.models import workload
-from bagua_bench.training.engine import MIB, Engine
 
 _BUCKET = 25  # MiB, DDP's default, for both: ranks that share a GPU wait for their turn at least once per bucket
 _SECONDS = 25.0  # for the rounds of a model: at least ...

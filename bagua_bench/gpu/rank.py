@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.gpu import cases, parity
-from bagua_bench.training import devices
 from bagua_bench.transport import environment, native
+from bagua_bench.worker import devices
 
 _TIMEOUT = 45.0  # seconds; shorter than a part's, so that a rank says itself what it waits for
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
-from bagua_bench.emulate.layers import Layer, Layers
-from bagua_bench.emulate.survey import optimizer_traffic
 from bagua_bench.gpu.models import workload
+from bagua_bench.machine.layers import Layer, Layers
+from bagua_bench.machine.tabulate import optimizer_traffic
 from tasks.base import Batch, Task
 
 NAMES = ("vgg16", "bert_large")

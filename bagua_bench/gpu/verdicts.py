@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bagua_bench.gpu.processes import PartFailed
+from bagua_bench.processes.together import PartFailed
 
 Check = dict[str, Any]
 COPY_SHARE = 0.7

@@ -12,8 +12,8 @@ import signal
 import sys
 from pathlib import Path
 
-from bagua_bench.interrupts import ENDING
-from bagua_bench.launch.lifetime import die_with_parent
+from bagua_bench.processes.interrupts import ENDING
+from bagua_bench.processes.lifetime import die_with_parent
 
 
 def main() -> int:

@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Mapping, MutableMapping
 
-from bagua_bench.cell import Cell
-from bagua_bench.result import Result
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.results.result import Result
 
 _PORTS = (20_000, 40_000)
 
@@ -53,8 +53,8 @@ def first_host(nodelist: str) -> str:
 def run_joined(cell: Cell) -> Result | None:
     """Run the worker in this process; the result on rank 0, None elsewhere. RunFailed if it raises."""
     from bagua_bench.launch.failures import RunFailed
-    from bagua_bench.training.progress import Progress
-    from bagua_bench.training.worker import train
+    from bagua_bench.worker.progress import Progress
+    from bagua_bench.worker.rank import train
 
     try:
         return train(cell, Progress(None))

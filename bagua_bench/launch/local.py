@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bagua_bench import owner
-from bagua_bench.cell import Cell
+from bagua_bench.configuration.cell import Cell
 from bagua_bench.launch import servers
 from bagua_bench.launch.failures import RunFailed, first_failure
 from bagua_bench.network.topology import THIS_MACHINE, Host
-from bagua_bench.result import Result
+from bagua_bench.processes import owner
+from bagua_bench.results.result import Result
 
 _POLL = 0.1  # seconds
 _GRACE = 2.0  # seconds that agents have to end the other ranks after one has failed

@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagua_bench.interrupts import deferred
 from bagua_bench.network.commands import PATH
 from bagua_bench.network.topology import Host
+from bagua_bench.processes.interrupts import deferred
 
 _GRACE = 2.0  # seconds between asking agents to end and killing them
 _PORT = 29500  # of the rendezvous on the first server; emulated servers have all their ports to themselves
@@ -38,7 +38,7 @@ def start(agents: list[Agent], hosts: Sequence[Host], ranks: int, folder: Path) 
         rendezvous = _rendezvous(hosts, server)
         agent = ["bagua_bench.launch.agent", str(os.getpid()), str(folder / f"failures-{server}.json")]
         files = [f"--log-dir={folder / 'logs' / str(server)}", f"--nproc-per-node={ranks}"]
-        worker = ["-m", "bagua_bench.training.worker", str(folder)]
+        worker = ["-m", "bagua_bench.worker.rank", str(folder)]
         with (folder / f"agent-{server}.log").open("w") as log, deferred():
             agents.append(
                 subprocess.Popen(

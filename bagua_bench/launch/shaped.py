@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from bagua_bench.cell import Cell
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.network_shape import shape_of
 from bagua_bench.launch.failures import RunFailed
 from bagua_bench.launch.local import Watch, run_local
 from bagua_bench.network import star, survey, traffic
 from bagua_bench.network.commands import NetworkError
-from bagua_bench.network.shape import shape_of
-from bagua_bench.result import Result
+from bagua_bench.results.result import Result
 
 
 def run_shaped(cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:

@@ -1,4 +1,4 @@
-"""`python -m bagua_bench.network accuracy`: a table of how exactly this machine's backend shapes networks."""
+"""`bagua-bench network accuracy`: a table of how exactly this machine's backend shapes networks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bagua_bench import records
 from bagua_bench.network import accuracy, machine
 from bagua_bench.network.commands import NetworkError
+from bagua_bench.results import records
 
 
 def main() -> int:
     """Exit code 0; 1 if a measurement is off by more than the tolerance, 2 if the machine has no such backend."""
-    parser = argparse.ArgumentParser(prog="python -m bagua_bench.network", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bagua-bench network", description=__doc__)
     parser.add_argument("command", choices=["accuracy"])
     parser.add_argument("--backend", choices=["auto", "netem", "link"], default="auto")
     parser.add_argument("--results", type=Path, default=Path("results/network"), help="folder for accuracy.jsonl")

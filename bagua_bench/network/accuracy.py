@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from bagua_bench import provenance
-from bagua_bench.closure import closure_hash
+from bagua_bench.configuration.network_shape import LINUX_WINDOW, Link, Shape
 from bagua_bench.network import probe, star
 from bagua_bench.network.commands import NetworkError, run
-from bagua_bench.network.shape import LINUX_WINDOW, Link, Shape
 from bagua_bench.network.survey import wire_rate
 from bagua_bench.network.topology import Host, tcp_of
+from bagua_bench.results import provenance
+from bagua_bench.sources.closure import closure_hash
 
 BANDWIDTHS = (100e6, 500e6, 1e9)
 LATENCIES = (0.0, 1e-3, 5e-3)

@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 
-from bagua_bench.owner import PREFIX, mark
+from bagua_bench.processes.owner import PREFIX, mark
 
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 """Folders of the tools; most users do not have all of them in their own PATH."""

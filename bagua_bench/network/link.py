@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from bagua_bench.configuration.network_shape import MTU, Shape
 from bagua_bench.network import namespaces
 from bagua_bench.network.commands import Commands, NetworkError
-from bagua_bench.network.shape import MTU, Shape
 from bagua_bench.network.topology import INTERFACE, Host, connect
 
 _HOME = Path(__file__).resolve().parents[2]

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
-from bagua_bench.cell import Cell
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.network_shape import is_shaped
 from bagua_bench.network.commands import PATH, NetworkError, run
-from bagua_bench.network.shape import is_shaped
 
 _NET_ADMIN, _SYS_ADMIN = 12, 21  # linux/capability.h
 _TRIALS = {

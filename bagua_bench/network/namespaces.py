@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bagua_bench.network.commands import NetworkError, run
-from bagua_bench.owner import is_stale, mark
+from bagua_bench.processes.owner import is_stale, mark
 
 _NAMES = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000

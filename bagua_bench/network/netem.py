@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from bagua_bench import units
+from bagua_bench.configuration import units
+from bagua_bench.configuration.network_shape import MTU, Link, Shape
 from bagua_bench.network import namespaces
 from bagua_bench.network.commands import Commands, run
-from bagua_bench.network.shape import MTU, Link, Shape
 from bagua_bench.network.topology import INTERFACE, Host, connect
 
 

@@ -18,9 +18,9 @@ from random import Random
 from select import select
 from typing import Any
 
+from bagua_bench.configuration.network_shape import Link
 from bagua_bench.network.namespaces import inside
 from bagua_bench.network.packets import PacketPort
-from bagua_bench.network.shape import Link
 from bagua_bench.network.tun import Tun
 from bagua_bench.network.wire import Flows, Port, wire_bytes
 

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from bagua_bench.interrupts import ENDING
+from bagua_bench.configuration.network_shape import Shape
 from bagua_bench.network import namespaces
 from bagua_bench.network.commands import Commands
 from bagua_bench.network.link import LinkEmulator
 from bagua_bench.network.netem import Netem
-from bagua_bench.network.shape import Shape
 from bagua_bench.network.topology import Host, make_hosts
+from bagua_bench.processes.interrupts import ENDING
 
 
 class Backend(Protocol):

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
-from bagua_bench import units
+from bagua_bench.configuration import units
+from bagua_bench.configuration.network_shape import HEADERS, MTU, Shape
 from bagua_bench.network import probe
-from bagua_bench.network.shape import HEADERS, MTU, Shape
 from bagua_bench.network.star import Network
 from bagua_bench.network.topology import tcp_of
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from bagua_bench.configuration.network_shape import Shape
 from bagua_bench.network import namespaces
 from bagua_bench.network.commands import Commands, run
-from bagua_bench.network.shape import Shape
 
 INTERFACE = "eth0"
 """The network interface of every server."""
 _NETWORK = "198.18.0"  # reserved for benchmarks (RFC 2544); every run has its own
-MOST_SERVERS = 200
 _TCP = ("tcp_wmem", "tcp_rmem", "tcp_slow_start_after_idle")
 
 

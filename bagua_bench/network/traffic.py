@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bagua_bench.result import RankResult
+from bagua_bench.results.result import RankResult
 
 _LEAST, _MOST = 0.98, 1.10  # allowed ratio: headers take 4 %, acknowledgements of full segments 3 % at most
 _SMALL = 20_000  # bytes per step that single packets and headers may add

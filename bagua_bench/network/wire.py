@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from bagua_bench.network.shape import HEADERS, MTU, Link
+from bagua_bench.configuration.network_shape import HEADERS, MTU, Link
 
 _SEGMENT = MTU - HEADERS
 _MUCH = 64 * 1024

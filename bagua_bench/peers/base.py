@@ -8,9 +8,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bagua_bench.comm import CountedComm
-from bagua_bench.emulate.layers import Layers
-from bagua_bench.simulate.program import Program
-from bagua_bench.training.trainer import Trainer
+from bagua_bench.engine.trainer import Trainer
+from bagua_bench.machine.layers import Layers
+from bagua_bench.machine.program import Program
 
 
 class Peer(ABC):

@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 
 from bagua_bench.comm import CountedComm, traffic
 from bagua_bench.comm.torch_groups import TorchComm
-from bagua_bench.emulate.layers import Layers
+from bagua_bench.engine.stopwatch import stamp
+from bagua_bench.engine.trainer import Trainer
+from bagua_bench.machine.layers import Layers
+from bagua_bench.machine.program import Program
 from bagua_bench.peers import schedule
 from bagua_bench.peers.base import Peer
-from bagua_bench.simulate.program import Program
-from bagua_bench.training.clock import stamp
-from bagua_bench.training.trainer import Trainer
 
 MIB = 2**20
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from bagua_bench import units
 from bagua_bench.comm import CountedComm
-from bagua_bench.emulate.layers import Layers
+from bagua_bench.configuration import units
+from bagua_bench.engine.trainer import Trainer
+from bagua_bench.machine.layers import Layers
+from bagua_bench.machine.program import Fusion, Program, Ready
 from bagua_bench.peers import schedule
 from bagua_bench.peers.base import Peer
-from bagua_bench.simulate.program import Fusion, Program, Ready
-from bagua_bench.training.trainer import Trainer
 
 
 class Horovod(Peer):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from bagua_bench.comm import traffic
-from bagua_bench.emulate.layers import Layers
-from bagua_bench.simulate.program import Collective, Fusion, Item, Phase, Program, Submit, Wait, Work
+from bagua_bench.machine.layers import Layers
+from bagua_bench.machine.program import Collective, Fusion, Item, Phase, Program, Submit, Wait, Work
 
 Sends = Callable[[int], Iterable[Item]]
 """What is done when the gradient of a parameter (by its position) has become ready."""

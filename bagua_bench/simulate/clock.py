@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bagua_bench.emulate.compute import Compute
-from bagua_bench.simulate.cluster import Cluster
-from bagua_bench.simulate.costs import seconds
-from bagua_bench.simulate.free import run_free
-from bagua_bench.simulate.program import (
+from bagua_bench.machine.compute import Compute
+from bagua_bench.machine.program import (
     Collective,
     Fusion,
     Item,
-    Op,
+    Operation,
     Phase,
     Program,
     Ready,
@@ -28,6 +25,9 @@ from bagua_bench.simulate.program import (
     Wait,
     Work,
 )
+from bagua_bench.simulate.asynchronous import run_asynchronous
+from bagua_bench.simulate.cluster import Cluster
+from bagua_bench.simulate.costs import seconds
 from bagua_bench.simulate.timing import Timing, split
 
 
@@ -36,7 +36,7 @@ class Clock:
 
     def __init__(self, cluster: Cluster, compute: Compute, factors: Sequence[float] = (1.0,)) -> None:
         self._cluster, self._compute, self._factors = cluster, compute, list(factors)
-        self._durations: dict[Op, float] = {}
+        self._durations: dict[Operation, float] = {}
         hops = dict.fromkeys(("ring_hop", "hop", "gather_hop", "inside_hop", "inside_latency", "call"), 0.0)
         self._line = replace(cluster, physics=replace(cluster.physics, **hops))
         self._passes = {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer}
@@ -44,7 +44,7 @@ class Clock:
     def run(self, program: Program) -> Timing:
         """The time of every step."""
         if program.round is not None:
-            return run_free(self, program)
+            return run_asynchronous(self, program)
         timing = Timing()
         left: list[list[float]] = []
         for number, step in enumerate(program.steps):
@@ -71,7 +71,7 @@ class Clock:
         """Seconds of a piece of computing on class k."""
         return self._passes[item.phase] * item.share * self._factors[k]
 
-    def duration(self, op: Op, k: int) -> float:
+    def duration(self, op: Operation, k: int) -> float:
         """Seconds of an operation in the lane, on class k."""
         if isinstance(op, Traffic):
             return op.nbytes / self._compute.memory_bandwidth * self._factors[k]
@@ -158,7 +158,7 @@ class _Run:
         else:
             self._now[k] += beside + work - beside / (1 + self._clock.interference)
 
-    def _send(self, ops: Sequence[Op], ready: Sequence[float]) -> None:
+    def _send(self, ops: Sequence[Operation], ready: Sequence[float]) -> None:
         """Have the lanes work through operations; all classes meet in a collective."""
         if len(self._ends) > 1:
             self._share(ops, max(ready))
@@ -173,7 +173,7 @@ class _Run:
         self._lane = lane
         self._sent.append(lane)
 
-    def _share(self, ops: Sequence[Op], ready: float) -> None:
+    def _share(self, ops: Sequence[Operation], ready: float) -> None:
         """Start collectives as soon as one of the transport's lanes is free; their latencies pass side by side."""
         for op in ops:
             assert isinstance(op, Collective)

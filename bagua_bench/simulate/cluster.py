@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-from bagua_bench.cell import Cell, ClusterPart
-from bagua_bench.network.shape import link_of
+from bagua_bench.configuration.cell import Cell, ClusterPart
+from bagua_bench.configuration.network_shape import link_of
 
 MSS = 1448
 """Payload of a full TCP segment, bytes."""
@@ -16,7 +16,7 @@ BUFFER = 4.0 * 2**20
 
 @dataclass(frozen=True)
 class Physics:
-    """Parameters of a cluster, in seconds, bytes and bytes/s; `bagua_bench.simulate.parameters` gives their ranges."""
+    """Parameters of a cluster, in seconds, bytes and bytes/s; `bagua_bench.calibrate.parameters` gives their ranges."""
 
     line: float = 12.5e9
     """Rate of a server's network interface where the network group sets none."""
@@ -81,7 +81,7 @@ class Physics:
 
 
 @dataclass(frozen=True)
-class Network:
+class Links:
     """What a cell asks of the links; bytes/s, seconds, fractions. `line` None: the cluster's own."""
 
     line: float | None = None
@@ -110,7 +110,7 @@ class Cluster:
     """Physics, network and layout, and the few quantities that all cost formulas share."""
 
     physics: Physics
-    network: Network
+    network: Links
     layout: Layout
 
     @property
@@ -184,7 +184,7 @@ def cluster_of(cell: Cell, physics: Physics | None = None) -> Cluster:
     if len(links) < cluster.servers:
         links.append(link_of(asked))
     rates = [link.bandwidth for link in links if link.bandwidth is not None]
-    network = Network(
+    network = Links(
         line=min(rates) / 8 if rates else None,
         latency=max(link.latency for link in links),
         jitter=max(link.jitter for link in links),

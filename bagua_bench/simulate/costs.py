@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from bagua_bench.machine.program import Collective
 from bagua_bench.simulate.cluster import Cluster, Layout
-from bagua_bench.simulate.program import Collective
 
 
 def seconds(call: Collective, cluster: Cluster) -> float:

@@ -6,16 +6,16 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from bagua_bench import facts
-from bagua_bench.cell import Cell
-from bagua_bench.emulate.compute import Compute, compute_of, slow_factors
-from bagua_bench.emulate.lookup import layers_of
-from bagua_bench.emulate.scale import scale_model
-from bagua_bench.result import NOT_CHECKED, Averaging, RankResult, Reality, Result, with_traffic
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.machine.compute import Compute, compute_of, slow_factors
+from bagua_bench.machine.lookup import layers_of
+from bagua_bench.machine.program import Collective, Program
+from bagua_bench.machine.scale import scale_model
+from bagua_bench.results.result import NOT_CHECKED, Averaging, RankResult, Reality, Result, with_traffic
 from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.costs import seconds
-from bagua_bench.simulate.program import Collective, Program
 from bagua_bench.simulate.timing import Timing
 
 _MOST_STEPS = 1000
@@ -23,11 +23,11 @@ _MOST_STEPS = 1000
 
 
 def simulate(cell: Cell) -> Result:
-    """The result of a cell, in the form of `bagua_bench.training.worker.train`; imports torch."""
-    from bagua_bench.simulate.trace import trace
+    """The result of a cell, in the form of `bagua_bench.worker.rank.train`; imports torch."""
+    from bagua_bench.simulate.rehearsal import rehearse
 
     cell = scale_model(cell)
-    layers, cluster, program = layers_of(cell.task, cell.shrink), cluster_of(cell), trace(cell)
+    layers, cluster, program = layers_of(cell.task, cell.shrink), cluster_of(cell), rehearse(cell)
     compute = compute_of(cell, layers)
     ranks, slow = cell.cluster.ranks, slow_factors(cell.cluster)
     classes: Counter[float] = Counter(slow.values())
@@ -60,7 +60,7 @@ def _averaging(timing: Timing) -> Averaging:
 
 
 def with_rounds(program: Program, cluster: Cluster, compute: Compute, least: int) -> Program:
-    """The program of an algorithm that runs FREE, its last step repeated until `least` averages have arrived."""
+    """The program of an algorithm that runs ASYNC, its last step repeated until `least` averages have arrived."""
     assert program.round is not None
     calls = (op for op in (*program.round.before, *program.round.exchange) if isinstance(op, Collective))
     period = program.round.pause + sum(seconds(op, cluster) for op in calls)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from algorithms.base import Message, Op
 from bagua_bench.comm import CountedComm
-from bagua_bench.emulate.arithmetic import Meter
-from bagua_bench.simulate import program
-from bagua_bench.simulate.program import Collective, Gate, Item, Phase, Round, Step, Submit, Traffic, Wait, Work
+from bagua_bench.machine import program
+from bagua_bench.machine.arithmetic import Meter
+from bagua_bench.machine.program import Collective, Gate, Item, Phase, Round, Step, Submit, Traffic, Wait, Work
 
 
 class Tape:
@@ -21,14 +21,14 @@ class Tape:
 
     def __init__(self) -> None:
         self._items: list[Item] = []
-        self._ops: list[program.Op] | None = None
+        self._ops: list[program.Operation] | None = None
         self._deaf = False
 
     def add(self, item: Item) -> None:
         """Note what the training thread does."""
         self._items.append(item)
 
-    def operation(self, op: program.Op) -> None:
+    def operation(self, op: program.Operation) -> None:
         """Note a collective or memory traffic where it happens."""
         if self._ops is not None:
             self._ops.append(op)
@@ -37,10 +37,10 @@ class Tape:
             self._items.append(op)
 
     @contextmanager
-    def job(self) -> Iterator[list[program.Op]]:
+    def job(self) -> Iterator[list[program.Operation]]:
         """Gather the operations of a piece of work in the list yielded; memory traffic in a row is one operation."""
         assert self._ops is None, "the lane is asked to wait from within"
-        ops: list[program.Op] = []
+        ops: list[program.Operation] = []
         self._ops = ops
         try:
             yield ops
@@ -217,8 +217,8 @@ class TapeComm(CountedComm):
         return [len(x)] * self.size
 
 
-def _merged(ops: list[program.Op]) -> list[program.Op]:
-    merged: list[program.Op] = []
+def _merged(ops: list[program.Operation]) -> list[program.Operation]:
+    merged: list[program.Operation] = []
     for op in ops:
         if isinstance(op, Traffic) and merged and isinstance(last := merged[-1], Traffic):
             merged[-1] = Traffic(last.nbytes + op.nbytes)

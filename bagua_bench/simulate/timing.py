@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bagua_bench.training.phases import PHASES
+from bagua_bench.results.phases import PHASES
 
 
 @dataclass
@@ -15,7 +15,7 @@ class Timing:
     rounds: int = 0
     round_seconds: float = 0.0
     staleness: float = 0.0
-    """Of an algorithm that runs FREE: steps between a snapshot and its application, mean."""
+    """Of an algorithm that runs ASYNC: steps between a snapshot and its application, mean."""
 
 
 def split(marks: list[tuple[str, float]], end: float, begin: float = 0.0) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`python -m bagua_bench.transport COMMAND`: use the transport from programs that are not the suite's."""
+"""`bagua-bench transport COMMAND`: use the transport from programs that are not the suite's."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bagua_bench.gpu import processes
-from bagua_bench.gpu.processes import PartFailed
+from bagua_bench.processes import together
+from bagua_bench.processes.together import PartFailed
 from bagua_bench.transport import environment
 
 _LIMIT = 300.0  # seconds; a rank that lost the other one would wait for ten minutes
@@ -43,7 +43,7 @@ def run(streams: int) -> int:
         folder = Path(name)
         ranks = [["-c", _RANK, str(rank), str(folder / "store")] for rank in range(2)]
         try:
-            logs = processes.run(ranks, folder, _LIMIT, {**environment.for_nccl(streams), "NCCL_DEBUG": "INFO"})
+            logs = together.run(ranks, folder, _LIMIT, {**environment.for_nccl(streams), "NCCL_DEBUG": "INFO"})
         except (PartFailed, RuntimeError) as error:
             print("\n".join(getattr(error, "logs", [])), f"check-gpu: {error}", sep="\n", file=sys.stderr)
             return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from bagua_bench import libraries
-from bagua_bench.cell import TransportPart
+from bagua_bench.configuration.cell import TransportPart
 from bagua_bench.transport import native
 
 NCCL_NAME = "BaguaNet"

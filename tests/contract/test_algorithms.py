@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from algorithms.base import Algorithm
-from bagua_bench import facts
-from bagua_bench.cell import Cell
 from bagua_bench.comm import CountedComm
-from bagua_bench.config import ConfigError
-from bagua_bench.training.build import make_trainer
-from bagua_bench.validate import validate
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.resolve import ConfigError
+from bagua_bench.configuration.validate import validate
+from bagua_bench.worker.build import make_trainer
 from tasks.quadratic import Quadratic
 from tests.catalogue import HOME, algorithms, declared, resolved, short, subclasses
 from tests.linear import Linear
@@ -38,7 +38,7 @@ def train(comm: CountedComm, cell: Cell, steps: int) -> tuple[torch.Tensor, floa
             task.loss(trainer.module, batch).backward()
             trainer.synchronize()
             trainer.optimize()
-            trainer.publish()
+            trainer.finish_step()
             time.sleep(0.02 if facts.algorithm(cell.algo).rounds else 0)  # lets averaging rounds happen
         with trainer.paused():
             return model().detach().clone(), trainer.consensus
@@ -79,7 +79,7 @@ def follow(comm: CountedComm, cell: Cell, dtype: torch.dtype) -> torch.Tensor:
             trainer.module(torch.randn(50, generator=generator).to(dtype)).backward()
             trainer.synchronize()
             trainer.optimize()
-            trainer.publish()
+            trainer.finish_step()
     return model.x.detach().float()
 
 

@@ -7,9 +7,13 @@ import json
 import pytest
 from hydra import compose, initialize_config_dir
 
-from bagua_bench import campaign, conf_folder, config
-from bagua_bench.signature import arguments
-from bagua_bench.validate import validate
+from bagua_bench.campaign.cells import expand
+from bagua_bench.configuration import conf_folder, schema
+from bagua_bench.configuration.compose import compose_cell
+from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.configuration.resolve import resolve
+from bagua_bench.configuration.validate import validate
+from bagua_bench.sources.signature import arguments
 from tests.catalogue import composed, every_option, options, resolved, runnable
 
 NEEDS = {
@@ -40,8 +44,8 @@ def test_every_debug_option(name: str) -> None:
 @pytest.mark.parametrize("name", options("campaign"))
 def test_every_campaign_has_valid_cells_and_a_figure(name: str) -> None:
     chosen = composed(f"campaign={name}").campaign
-    with initialize_config_dir(str(config.CONF), version_base=None):
-        cells = campaign.cells(chosen, [f"campaign={name}"])
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        cells = expand(chosen, [f"campaign={name}"])
     assert len({json.dumps(cell.to_json(), sort_keys=True) for cell in cells}) == len(cells) > 0
     for cell in cells:
         validate(cell)
@@ -57,11 +61,11 @@ def test_cells_that_share_their_groups_are_what_hydra_composes() -> None:
         ["task=bert_large", "run.steps=5", "mode=simulate"],
     ]
     asked.append(asked[0])  # nothing of the others is left behind
-    with initialize_config_dir(str(config.CONF), version_base=None):
+    with initialize_config_dir(str(FOLDER), version_base=None):
         for overrides in asked:
             whole = compose("config", overrides, return_hydra_config=True)
             choices = dict(whole.hydra.runtime.choices)
-            assert campaign.compose_cell(overrides) == config.resolve(compose("config", overrides), choices), overrides
+            assert compose_cell(overrides) == resolve(compose("config", overrides), choices), overrides
 
 
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in every_option() if g in ("algo", "task")])
@@ -78,7 +82,7 @@ def test_options_are_the_same_without_hydra(group: str, name: str) -> None:
     assert literal == {key: with_hydra["about"][key] for key in literal}
 
 
-@pytest.mark.parametrize("scale", config.SCALES)
+@pytest.mark.parametrize("scale", schema.SCALES)
 @pytest.mark.parametrize("task", options("task"))
 def test_every_task_at_every_scale(task: str, scale: str) -> None:
     validate(resolved(f"task={task}", f"task.scale={scale}"))

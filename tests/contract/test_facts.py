@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.base import Algorithm, When
-from bagua_bench import facts
-from bagua_bench.cell import Cell
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.threads import ThreadComm
-from bagua_bench.components import build
-from bagua_bench.training.build import make_trainer
-from bagua_bench.training.engine import Engine
-from bagua_bench.training.loss_scale import LossScale
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.components import build
+from bagua_bench.engine.engine import Engine
+from bagua_bench.engine.loss_scale import LossScale
+from bagua_bench.worker.build import make_trainer
 from tasks.quadratic import Quadratic
 from tests.catalogue import algorithms, declared, options, resolved, runnable, short
 from tests.linear import Linear
@@ -81,8 +81,8 @@ def test_rounds_beside_the_steps_are_declared(name: str) -> None:
     for cell in cells(name):
         algorithm: Algorithm = build(cell.algo.target, cell.algo.options)
         first = facts.algorithm(cell.algo).warm_up + 1
-        assert When.FREE in moments(algorithm, first)
-        assert first == 1 or When.FREE not in moments(algorithm, first - 1)
+        assert When.ASYNC in moments(algorithm, first)
+        assert first == 1 or When.ASYNC not in moments(algorithm, first - 1)
 
 
 @pytest.mark.parametrize("name", IN_STEPS)
@@ -90,7 +90,7 @@ def test_what_is_no_round_beside_the_steps_is_none(name: str) -> None:
     for cell in cells(name):
         algorithm: Algorithm = build(cell.algo.target, cell.algo.options)
         steps = range(1, facts.algorithm(cell.algo).warm_up + 10)
-        assert not any(When.FREE in moments(algorithm, step) for step in steps)
+        assert not any(When.ASYNC in moments(algorithm, step) for step in steps)
 
 
 def moved(comm: CountedComm, cell: Cell, steps: int) -> Tensor:
@@ -108,7 +108,7 @@ def moved(comm: CountedComm, cell: Cell, steps: int) -> Tensor:
             trainer.module(gradient(comm.rank, step)).backward()
             trainer.synchronize()
             trainer.optimize()
-            trainer.publish()
+            trainer.finish_step()
             if step >= fact.warm_up:
                 places.append(model.x.detach().clone())
     return torch.stack([start, *places])
@@ -138,7 +138,7 @@ def replicas(comm: CountedComm, cell: Cell) -> Tensor:
             task.loss(trainer.module, batch).backward()
             trainer.synchronize()
             trainer.optimize()
-            trainer.publish()
+            trainer.finish_step()
         return model().detach().clone()
 
 
@@ -173,7 +173,7 @@ def levels(comm: CountedComm, cell: Cell) -> set[str]:
             engine.module(gradient(comm.rank, step)).backward()
             engine.synchronize()
             engine.optimize()
-            engine.publish()
+            engine.finish_step()
         return {level for level, sent in engine.sent().items() if sent > before[level]}
 
 
@@ -202,7 +202,7 @@ def skipped(comm: CountedComm, cell: Cell, leave_out: bool) -> Tensor:
             trainer.scale.scaled(trainer.module(g)).backward()
             trainer.synchronize()
             trainer.optimize()
-            trainer.publish()
+            trainer.finish_step()
         return model.x.detach().clone()
 
 
@@ -236,7 +236,7 @@ def shaped(comm: CountedComm, cell: Cell, shape: Sequence[int]) -> Tensor:
             trainer.module(gradient(comm.rank, step)).backward()
             trainer.synchronize()
             trainer.optimize()
-            trainer.publish()
+            trainer.finish_step()
         return model.x.detach().flatten().clone()
 
 
@@ -273,7 +273,7 @@ def test_exactly_one_is_the_baseline_and_everybody_looks_different() -> None:
 def test_tasks_have_layers_where_they_say_so(name: str) -> None:
     fact = facts.task(resolved(f"task={name}").task)
     if fact.layers:
-        from bagua_bench.emulate.lookup import layers_of
+        from bagua_bench.machine.lookup import layers_of
 
         assert layers_of(resolved(f"task={name}").task).elements > 0
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bagua_bench.cell import Cell
 from bagua_bench.comm import CommError, CountedComm
-from bagua_bench.training.build import make_trainer
-from bagua_bench.training.engine import Engine
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.engine.engine import Engine
+from bagua_bench.worker.build import make_trainer
 from tasks.quadratic import Quadratic
 from tests.catalogue import resolved, short
 from tests.contract.test_algorithms import ALIKE, NAMES

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradient_allreduce import GradientAllReduce
-from bagua_bench import facts
-from bagua_bench.cell import Cell
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.torch_groups import TorchComm
-from bagua_bench.config import ConfigError
-from bagua_bench.training.build import make_trainer
-from bagua_bench.training.engine import Engine
-from bagua_bench.training.loop import Loop
-from bagua_bench.training.loss_scale import GROWTH_INTERVAL, START, LossScale
-from bagua_bench.validate import validate
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.resolve import ConfigError
+from bagua_bench.configuration.validate import validate
+from bagua_bench.engine.engine import Engine
+from bagua_bench.engine.loss_scale import GROWTH_INTERVAL, START, LossScale
+from bagua_bench.worker.build import make_trainer
+from bagua_bench.worker.loop import Loop
 from tasks.bert_large import BertLarge
 from tests.catalogue import declared, resolved, runnable
 from tests.linear import Linear
@@ -80,7 +80,7 @@ def trained(comm: TorchComm, name: str, overflows: bool) -> tuple[Tensor, float,
             (loss if trainer.scale is None else trainer.scale.scaled(loss)).backward()
             trainer.synchronize()
             trainer.optimize()
-            trainer.publish()
+            trainer.finish_step()
             time.sleep(0.02 if declared(name).rounds else 0)
         with trainer.paused():
             scale = trainer.scale or LossScale(torch.device("cpu"))

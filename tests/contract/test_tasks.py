@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bagua_bench.components import build
+from bagua_bench.configuration.components import build
 from tasks.base import Task
 from tests.catalogue import options, resolved, subclasses
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from algorithms.base import Algorithm, Message, Op, When
 from bagua_bench.comm import CountedComm
-from bagua_bench.components import build
+from bagua_bench.configuration.components import build
 from bagua_bench.emulate.optimizer import IdleOptimizer
-from bagua_bench.training.buckets import make_buckets
+from bagua_bench.engine.buckets import make_buckets
 from tests.catalogue import HOME, resolved
 
 SIZES = (2, 4, 8)
@@ -64,7 +64,7 @@ def sent(task: str, options: list[str], n: int, step: int) -> float:
         if turn.communicate is None:
             algorithm.prepare(bucket, step)
         (turn.communicate or algorithm.communicate)(bucket, comm, step)
-    if turn.when is When.FREE:
+    if turn.when is When.ASYNC:
         comm.all_reduce(torch.empty(1, dtype=torch.uint8), Op.MIN)  # whether all ranks want to stop
     return comm.sent["flat"]
 

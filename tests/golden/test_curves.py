@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bagua_bench.cell import Cell
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.build import make_trainer
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.worker.build import make_trainer
 from tasks.vgg16 import VGG16
 from tests.catalogue import declared, resolved, runnable
 from tests.ranks import run
@@ -37,7 +37,7 @@ def curve(comm: CountedComm, cell: Cell) -> list[float]:
             loss.backward()
             trainer.synchronize()
             trainer.optimize()
-            trainer.publish()
+            trainer.finish_step()
             losses.append(round(loss.item(), 6))
     return losses
 

@@ -15,7 +15,7 @@ from typing import IO
 
 import psutil
 
-from bagua_bench import records
+from bagua_bench.results import records
 from tests.warm import client as warm
 
 Env = Mapping[str, str] | None
@@ -84,7 +84,7 @@ def workers(of: int) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(of).children(recursive=True):
         try:
-            if "bagua_bench.training.worker" in process.cmdline() and "launch.agent" not in " ".join(process.cmdline()):
+            if "bagua_bench.worker.rank" in process.cmdline() and "launch.agent" not in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.Error:
             continue
@@ -95,4 +95,4 @@ def leftovers(folder: Path) -> list[str]:
     """Command lines of agents and workers that were started in `folder` and are alive."""
     found = [p.info for p in psutil.process_iter(["cmdline", "cwd"]) if p.info["cwd"] == str(folder.resolve())]
     lines = [" ".join(info["cmdline"] or []) for info in found]
-    return [line for line in lines if "bagua_bench.launch.agent" in line or "bagua_bench.training.worker" in line]
+    return [line for line in lines if "bagua_bench.launch.agent" in line or "bagua_bench.worker.rank" in line]

@@ -11,9 +11,11 @@ import pandas as pd
 import pytest
 from hydra import initialize_config_dir
 
-from bagua_bench import campaign, config, records
-from bagua_bench.cell import Cell
-from bagua_bench.simulate import advice, advise
+from bagua_bench.advise import ranking, words
+from bagua_bench.campaign.cells import expand
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.results import records
 from bagua_bench.simulate.run import simulate
 from tests.catalogue import composed, declared, options, resolved
 from tests.integration.cli import python
@@ -28,8 +30,8 @@ def command(folder: Path, *arguments: str, cold: bool = False) -> subprocess.Com
 
 def one(*overrides: str) -> Any:
     """The row of advice for one cell, in its first variant."""
-    variant = next(iter(advise.variants(resolved(*overrides))))
-    [row] = advise.advise([resolved(*overrides, *variant)]).itertuples()
+    variant = next(iter(ranking.variants(resolved(*overrides))))
+    [row] = ranking.advise([resolved(*overrides, *variant)]).itertuples()
     return row
 
 
@@ -38,7 +40,7 @@ def steps(*overrides: str) -> list[float]:
 
 
 def row(algorithm: str, seconds: float, **other: Any) -> dict[str, Any]:
-    """A made-up row of `advise.advise`."""
+    """A made-up row of `ranking.advise`."""
     usual = {"same_update": algorithm in ("ddp", "bytegrad"), "warm_up": 0.0, "between": "ranks", "transport": "gloo"}
     usual |= {"bucket": "10 MiB", "epoch_seconds": 100 * seconds, "note": "", "round_seconds": float("nan"), "steps": 2}
     usual |= {"staleness_steps": float("nan"), "uncertainty": 0.25, "why": "bandwidth-bound: 82% of 95% waiting"}
@@ -46,7 +48,7 @@ def row(algorithm: str, seconds: float, **other: Any) -> dict[str, Any]:
 
 
 def said(*rows: dict[str, Any], base: Cell | None = None) -> list[str]:
-    return advice.report(pd.DataFrame(list(rows)), base or resolved(*BASE)).splitlines()
+    return words.report(pd.DataFrame(list(rows)), base or resolved(*BASE)).splitlines()
 
 
 def test_advice_ranks_and_explains(tmp_path: Path) -> None:
@@ -78,10 +80,10 @@ TRAINING = ("algo.warmup_steps=1", "run.steps=5", "run.untimed=0")
 
 def test_qadam_is_rated_with_its_warm_up() -> None:
     """One step as long as gradient all-reduce's, four of those after it, and nothing else."""
-    rows = [list(variant) for variant in advise.variants(resolved(*MODERN, "algo=qadam", "cluster.servers=4"))]
+    rows = [list(variant) for variant in ranking.variants(resolved(*MODERN, "algo=qadam", "cluster.servers=4"))]
     assert rows and all(set(TRAINING) < set(variant) for variant in rows)
     common = [*MODERN, "cluster.servers=4", "algo.hierarchical=true", "run.bucket_size=10MiB"]
-    [row] = advise.advise([resolved(*common, "algo=qadam", *TRAINING)]).itertuples()
+    [row] = ranking.advise([resolved(*common, "algo=qadam", *TRAINING)]).itertuples()
     [warm] = steps(*MODERN, "cluster.servers=4", "algo=gradient_allreduce", "run.steps=1", "run.bucket_size=10MiB")
     [late] = steps(*common, "algo=qadam", "algo.warmup_steps=1", "run.untimed=3", "run.steps=1")
     assert warm > 3 * late
@@ -92,8 +94,8 @@ def test_qadam_is_rated_with_its_warm_up() -> None:
 @pytest.mark.parametrize("name", ["decision_map", "tradeoff_modern"])
 def test_the_maps_hold_all_of_qadams_training(name: str) -> None:
     chosen = composed(f"campaign={name}").campaign
-    with initialize_config_dir(str(config.CONF), version_base=None):
-        cells = campaign.cells(chosen, ["network.bandwidth=10gbit", "task=vgg16"])
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        cells = expand(chosen, ["network.bandwidth=10gbit", "task=vgg16"])
     cell = next(cell for cell in cells if cell.algo.name == "qadam")
     assert (cell.algo.options["warmup_steps"], cell.run.steps, cell.run.untimed) == (1, 5, 0)
     made = records.complete(records.make_record(cell, name, 0, datetime.now(timezone.utc)), simulate(cell))["result"]
@@ -134,7 +136,7 @@ def test_late_averages_stand_beside_the_name_of_the_fastest() -> None:
 
 def test_one_line_says_what_was_assumed() -> None:
     guess = [*BASE, "cluster.ranks_per_server=4", "network.latency=2ms", "network.loss=1%", "task.step_seconds=0.2"]
-    line = advice.assumptions(resolved(*guess))
+    line = words.assumptions(resolved(*guess))
     assert line == (
         "vgg16, batch 32, 2 servers x 4 ranks; 200 ms of computing (task.step_seconds); 100 Gbit/s, "
         "latency 2 ms + 0.015 ms of the cluster, loss 1%; cluster=local, not calibrated: ±25% assumed"
@@ -166,13 +168,13 @@ def test_an_ideal_latency_under_loss_can_be_computed() -> None:
 
 def test_help_shows_the_users_own_cluster_and_every_column(tmp_path: Path) -> None:
     text = command(tmp_path, "bagua_bench.advise", "--help").stdout
-    example = text[text.index("bagua_bench.advise task=vgg16 task.batch") :].split("\n\n")[0].replace("\\\n", "")
-    cell = resolved("mode=simulate", *example.split()[1:])
-    assert advice.assumptions(cell).startswith("vgg16, batch 64, 4 servers x 8 ranks; 50 ms of computing (task.step")
+    example = text[text.index("bagua-bench advise task=vgg16 task.batch") :].split("\n\n")[0].replace("\\\n", "")
+    cell = resolved("mode=simulate", *example.split()[2:])
+    assert words.assumptions(cell).startswith("vgg16, batch 64, 4 servers x 8 ranks; 50 ms of computing (task.step")
     header = next(line for line in said(row("ddp", 1.0)) if line.split()[:1] == ["algorithm"])
-    legend = {line.split("  ")[0] for line in advice.LEGEND.splitlines()}
+    legend = {line.split("  ")[0] for line in words.LEGEND.splitlines()}
     assert legend >= {*header.replace("x DDP", "").split(), "x DDP", "transport"}
-    for name in (*advise.available("compute"), *advise.available("cluster")):
+    for name in (*ranking.available("compute"), *ranking.available("cluster")):
         assert name in text
 
 
@@ -185,7 +187,7 @@ def test_help_shows_the_users_own_cluster_and_every_column(tmp_path: Path) -> No
         (["bagua_bench.advise", "campaign=quick"], "campaign=quick: advise runs no campaign; leave it out"),
         (["bagua_bench.advise", "run.bucket_size=1MiB"], "run.bucket_size=1MiB: advise tries several; leave it out"),
         (["bagua_bench.advise", "cluster.physics.lin=1"], "cluster.physics.lin: no such key"),
-        (["bagua_bench.simulate", "calibrate", "--cluster", "mine"], "allowed without --records"),
+        (["bagua_bench.calibrate", "calibrate", "--cluster", "mine"], "allowed without --records"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -14,9 +14,10 @@ import psutil
 import pytest
 import torch
 
-from bagua_bench.gpu import processes, verdicts
+from bagua_bench.gpu import verdicts
 from bagua_bench.gpu.check import Checks, _verdicts, main
-from bagua_bench.gpu.processes import PartFailed
+from bagua_bench.processes import together
+from bagua_bench.processes.together import PartFailed
 
 HOME = Path(__file__).resolve().parents[2]
 MISSING = ("hydra", "omegaconf", "yaml", "rich", "pandas", "matplotlib", "scipy", "sklearn", "psutil", "torchvision",
@@ -115,7 +116,7 @@ def test_one_rank_that_fails_ends_the_other_and_says_why(tmp_path: Path) -> None
     """Over NCCL a rank waits for one that is gone until its time is up."""
     began = time.monotonic()
     with pytest.raises(PartFailed, match=r"^ValueError: the reason$") as failure:
-        processes.run([["-c", WAITS], ["-c", BREAKS]], tmp_path, 50)
+        together.run([["-c", WAITS], ["-c", BREAKS]], tmp_path, 50)
     assert time.monotonic() - began < 30
     assert failure.value.logs[0] == "up"
     assert "destroy_process_group" in failure.value.logs[1]
@@ -124,14 +125,14 @@ def test_one_rank_that_fails_ends_the_other_and_says_why(tmp_path: Path) -> None
 
 def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(PartFailed, match=r"^not done after 2 s$") as failure:
-        processes.run([["-c", WAITS], ["-c", "print('done')"]], tmp_path, 2)
+        together.run([["-c", WAITS], ["-c", "print('done')"]], tmp_path, 2)
     assert failure.value.logs == ["up", "done"]
     assert not [child for child in psutil.Process().children() if WAITS in child.cmdline()]
 
 
 def test_a_signal_has_a_name(tmp_path: Path) -> None:
     with pytest.raises(PartFailed, match=r"^ended by SIGKILL$"):
-        processes.run([["-c", "import os; os.kill(os.getpid(), 9)"]], tmp_path, 20)
+        together.run([["-c", "import os; os.kill(os.getpid(), 9)"]], tmp_path, 20)
 
 
 def test_verdicts_fail_what_is_slow_differs_or_waits() -> None:

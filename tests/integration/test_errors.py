@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench.config import Cluster, Compute, Network, Run, Transport
+from bagua_bench.configuration.schema import ClusterKeys, ComputeKeys, NetworkKeys, RunKeys, TransportKeys
 from tests.integration.cli import bench
 
 ERRORS = [  # arguments, and what the line must contain: key, value, what is allowed
@@ -103,6 +103,12 @@ def test_help_lists_the_options_and_says_what_they_mean() -> None:
     for text in ("task: bert_large, quadratic", "algo: ", "run:", "steps: 20", "campaign=NAME"):
         assert text in done.stdout
     explained = set(re.findall(r"^([a-z_.]+?)(?:\.N)? {2,}\S", done.stdout, re.MULTILINE))
-    groups = {"cluster": Cluster, "transport": Transport, "network": Network, "compute": Compute, "run": Run}
+    groups = {
+        "cluster": ClusterKeys,
+        "transport": TransportKeys,
+        "network": NetworkKeys,
+        "compute": ComputeKeys,
+        "run": RunKeys,
+    }
     keys = {f"{group}.{field.name}" for group, schema in groups.items() for field in fields(schema)}
     assert explained == keys | {"mode"}

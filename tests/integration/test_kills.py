@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.emulated import needs, traces
+from tests.emulated import leftovers, needs
 from tools.kills import clear, kill_one, problems, resume
 
 
 @needs("auto")
 def test_whatever_is_killed_nothing_remains_and_the_campaign_resumes(tmp_path: Path) -> None:
     clear()  # of what others left before
-    before, rng = traces(), random.Random()
+    before, rng = leftovers(), random.Random()
     for _ in range(2):
         what = kill_one(tmp_path, rng)
         assert problems(tmp_path, before) == [], what

@@ -15,11 +15,11 @@ from threading import Thread
 import psutil
 import pytest
 
+from bagua_bench.configuration.network_shape import Shape, shape_of
 from bagua_bench.network import accuracy, namespaces, probe, star, survey
 from bagua_bench.network.commands import PATH, NetworkError, run
-from bagua_bench.network.shape import Shape, shape_of
 from tests.catalogue import resolved
-from tests.emulated import cleared, hold, needs, traces
+from tests.emulated import cleared, hold, leftovers, needs
 
 BACKENDS = [pytest.param(backend, marks=needs(backend)) for backend in ("netem", "link")]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -45,7 +45,7 @@ def test_every_pair_gets_the_rate_and_the_round_trip_of_its_links(backend: str) 
     asked = shape(backend, "cluster.servers=3", "network.bandwidth=100mbit", "network.latency=5ms",
                   "cluster.server.2.bandwidth=20mbit", "cluster.server.2.latency=1ms")  # fmt: skip
     with star.up(asked) as network:
-        assert best_of_surveys(network, own) == []
+        assert best_of_probes(network, own) == []
         assert network.backend.drops() == 0
 
 
@@ -56,12 +56,12 @@ def test_without_tun_devices_the_emulator_takes_packets_from_pairs(monkeypatch: 
     asked = shape("link", "cluster.servers=3", "network.bandwidth=100mbit", "network.latency=5ms")
     with star.up(asked) as network:
         assert any("type veth" in command for command in network.commands)
-        assert best_of_surveys(network) == []
+        assert best_of_probes(network) == []
         assert network.backend.drops() == 0
-    assert traces() == before
+    assert leftovers() == before
 
 
-def best_of_surveys(network: star.Network, own: float = 0.0) -> list[str]:
+def best_of_probes(network: star.Network, own: float = 0.0) -> list[str]:
     """Flags of the best of several surveys: a busy machine makes links slower, nothing makes them faster.
 
     `own`: seconds of a round trip that are the machine's, measured without latency.
@@ -177,18 +177,18 @@ def used_by_a_socket(address: str) -> str:
 def test_nothing_remains_after_the_end_an_error_or_an_interruption(backend: str) -> None:
     before = cleared()
     with star.up(shape(backend, "network=1gbit")):
-        assert len(traces()["namespaces"]) > len(before["namespaces"])
-    assert traces() == before
+        assert len(leftovers()["namespaces"]) > len(before["namespaces"])
+    assert leftovers() == before
     with pytest.raises(ZeroDivisionError), star.up(shape(backend, "network=1gbit")):
         raise ZeroDivisionError
-    assert traces() == before
+    assert leftovers() == before
     for interruption in (signal.SIGINT, signal.SIGTERM):
         holder = hold(backend)
         holder.send_signal(interruption)
         holder.wait(10)
         if interruption == signal.SIGTERM:  # the front door turns it into SIGINT; a bare process is just ended
             clear(backend)
-        assert traces() == before
+        assert leftovers() == before
 
 
 def clear(backend: str) -> None:
@@ -203,7 +203,7 @@ def test_a_network_that_cannot_be_built_leaves_nothing(backend: str, monkeypatch
     monkeypatch.setattr("bagua_bench.network.topology.INTERFACE", "a-name-too-long-for-linux")
     with pytest.raises(NetworkError, match="ip -n bagua-bench-"), star.up(shape(backend, "network=1gbit")):
         pass
-    assert traces() == before
+    assert leftovers() == before
 
 
 @each_backend
@@ -212,15 +212,15 @@ def test_a_killed_process_is_cleared_up_by_the_next_and_a_living_one_is_not(back
     killed, living = hold(backend), hold(backend)
     killed.kill()
     killed.wait()
-    assert gone(lambda: len(traces()["processes"]) - len(before["processes"]) == (backend == "link")), "its emulator"
-    assert len(traces()["namespaces"]) > len(before["namespaces"])
+    assert gone(lambda: len(leftovers()["processes"]) - len(before["processes"]) == (backend == "link")), "its emulator"
+    assert len(leftovers()["namespaces"]) > len(before["namespaces"])
     clear(backend)
-    left = traces()["namespaces"]
+    left = leftovers()["namespaces"]
     assert [name for name in left if f"-{killed.pid}-" in name] == []
     assert [name for name in left if f"-{living.pid}-" in name] != []
     living.send_signal(signal.SIGINT)
     living.wait(10)
-    assert traces() == before
+    assert leftovers() == before
 
 
 @each_backend

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench import records, report
-from bagua_bench.provenance import HOME
+from bagua_bench.report import page
+from bagua_bench.results import records
+from bagua_bench.results.provenance import HOME
 from tests.integration.cli import python
 from tests.unit.test_figures import RATES, campaign
 
@@ -61,7 +62,7 @@ def test_all_results_of_the_repository_are_shown_but_records_of_another_kind(tmp
 
 def test_texts_are_escaped() -> None:
     [record] = campaign({"<b>": [1.0]})
-    assert "<b>" not in report.page({"<i>": [record]}, []).replace("<body>", "")
+    assert "<b>" not in page.page({"<i>": [record]}, []).replace("<body>", "")
 
 
 @pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")

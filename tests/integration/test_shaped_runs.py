@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.emulated import cleared, needs, traces
+from tests.emulated import cleared, leftovers, needs
 from tests.integration.cli import TINY, bench, recorded, start, workers
 
 pytestmark = needs("auto", inside=False)
@@ -20,7 +20,7 @@ def test_a_run_records_what_was_asked_and_what_was_measured(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.replace("│", " ").split())  # lines of the table may be broken
     assert "asked: 100 Mbit/s, 5 ms one way measured: " in said and "Mbit/s, round trip 1" in said
-    assert traces() == before
+    assert leftovers() == before
     [record] = recorded(tmp_path)
     measured, result = record["network"]["measured"], record["result"]
     assert record["network"]["asked"]["bandwidth"] == 1e8
@@ -61,4 +61,4 @@ def test_an_emulator_that_dies_ends_the_run(tmp_path: Path) -> None:
     relay.kill()
     assert parent.wait(60) == 1
     assert recorded(tmp_path)[0]["reason"] == "network: the link emulator ended with exit code -9"
-    assert traces() == before
+    assert leftovers() == before

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from algorithms.base import Algorithm
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 
 RANKS, STEPS, LR = 4, 40, 0.1
 A = 1 + ((np.arange(RANKS)[:, None] + np.arange(8)) % 4) / 4

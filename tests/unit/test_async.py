@@ -15,7 +15,7 @@ from algorithms.async_model_average import AsyncModelAverage
 from algorithms.base import Bucket, Message, Op
 from bagua_bench.comm import CommError, CountedComm
 from bagua_bench.comm.threads import ThreadComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.linear import Linear
 from tests.ranks import outcomes, run
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bagua_bench.training.buckets import make_buckets, split
+from bagua_bench.engine.buckets import make_buckets, split
 from tasks.bert_large import BertLarge
 from tasks.vgg16 import VGG16
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from algorithms.bytegrad import ByteGrad
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.catalogue import constructor
 from tests.linear import Linear
 from tests.ranks import run

@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bagua_bench import records
-from bagua_bench.provenance import HOME
-from bagua_bench.simulate import advise, calibration, published, report
-from bagua_bench.simulate.__main__ import main
+from bagua_bench.advise import ranking
+from bagua_bench.calibrate import calibration, published, quality
+from bagua_bench.calibrate.__main__ import main
+from bagua_bench.calibrate.fit import Case, case, fit
+from bagua_bench.calibrate.parameters import GLOO, PAPER, Parameter, physics, tree
+from bagua_bench.results import records
+from bagua_bench.results.provenance import HOME
 from bagua_bench.simulate.cluster import Physics
-from bagua_bench.simulate.fit import Case, case, fit
-from bagua_bench.simulate.parameters import GLOO, PAPER, Parameter, physics, tree
 from bagua_bench.simulate.run import simulate
 from tests.catalogue import resolved, with_physics
 
@@ -74,13 +75,13 @@ def test_held_out_points_are_predicted_without_them() -> None:
     cases = measured()
     cases[0] = replace(cases[0], seconds=3 * cases[0].seconds)  # a wrong measurement
     best = fit(cases, CHOSEN, {"window": 3e6})
-    errors = report.held_out(cases, [0, *[1] * (len(cases) - 1)], CHOSEN, best)
+    errors = quality.held_out(cases, [0, *[1] * (len(cases) - 1)], CHOSEN, best)
     assert errors[0] == pytest.approx(-2 / 3, abs=0.05)
 
 
 def test_folds_are_even_and_reproducible() -> None:
-    folds = report.folds(64, 5)
-    assert folds == report.folds(64, 5) != report.folds(64, 5, seed=1)
+    folds = quality.folds(64, 5)
+    assert folds == quality.folds(64, 5) != quality.folds(64, 5, seed=1)
     assert {folds.count(fold) for fold in range(5)} == {12, 13}
 
 
@@ -88,7 +89,7 @@ def test_ranking_leaves_close_pairs_out() -> None:
     data = pd.DataFrame(
         {"panel": ["a", "a", "a", "b"], "seconds": [1.0, 1.04, 2.0, 9.0], "predicted": [1.0, 0.9, 0.95, 1.0]}
     )
-    assert report.ranking(data) == (1, 2)
+    assert quality.ranking(data) == (1, 2)
 
 
 def test_physically_impossible_points_are_recognised() -> None:
@@ -129,12 +130,12 @@ def test_calibrated_parameters_lie_in_their_ranges() -> None:
 
 def test_errors_on_the_published_points_are_as_stated() -> None:
     """In the fit: mean below 6 %, and the order of at least 97 % of the pairs (README.md)."""
-    from bagua_bench.simulate.calibration import open_source
+    from bagua_bench.calibrate.calibration import open_source
 
     data = open_source("bagua_paper", PAPER_FOLDER, None).errors()
     inside = data[data["role"] == "fitted"]
     assert inside["error"].abs().mean() < 0.06
-    right, pairs = report.ranking(inside)
+    right, pairs = quality.ranking(inside)
     assert right / pairs >= 0.97
     assert len(data) - len(inside) == 4
 
@@ -149,27 +150,27 @@ def test_advice_says_what_binds(settings: list[str], kind: str) -> None:
     cell = resolved(
         "mode=simulate", "task=vgg16", "algo=gradient_allreduce", "cluster.servers=4", *settings, "run.steps=1"
     )
-    [row] = advise.advise([cell]).to_dict("records")
+    [row] = ranking.advise([cell]).to_dict("records")
     assert row["why"].startswith(f"{kind}-bound")
 
 
 def test_advice_is_sorted_and_compares_hierarchies(tmp_path: Path) -> None:
     cell = resolved("mode=simulate", "task=vgg16", "algo=bytegrad", "cluster=bagua_paper", "run.steps=1")
-    variants = list(advise.variants(cell))
-    assert len(variants) == 2 * len(advise.BUCKETS)
+    variants = list(ranking.variants(cell))
+    assert len(variants) == 2 * len(ranking.BUCKETS)
     cells = []
     for rate in ("1gbit", "100gbit", "10gbit"):
         cells.append(
             resolved("mode=simulate", "task=vgg16", "cluster=bagua_paper", f"network.bandwidth={rate}", "run.steps=1")
         )
-    table = advise.advise(cells)
+    table = ranking.advise(cells)
     assert list(table["step_seconds"]) == sorted(table["step_seconds"])
     assert table["epoch_seconds"].iloc[0] == pytest.approx(table["step_seconds"].iloc[0] * 1_281_167 / 4096)
 
 
 def test_advice_charges_for_what_is_not_sent_every_step() -> None:
     seldom = resolved("mode=simulate", "task=vgg16", "algo=decentralized", "algo.interval=4", "cluster=bagua_paper")
-    assert all("run.steps=4" in variant for variant in advise.variants(seldom))
+    assert all("run.steps=4" in variant for variant in ranking.variants(seldom))
 
 
 TWO_CORES = {"efficiency_ring": 0.85, "efficiency_direct": 0.55, "efficiency_fade": 0.15, "latency": 3e-4, "call": 1e-3}

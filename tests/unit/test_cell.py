@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagua_bench import config, plain
-from bagua_bench.cell import AlgoPart, Cell, ClusterPart, ComputePart, NetworkPart, RunPart, TransportPart, identity
-from bagua_bench.result import Averaging, Checks, Interface, RankResult, Reality, Result
+from bagua_bench.configuration import plain, schema
+from bagua_bench.configuration.cell import (
+    AlgoPart,
+    Cell,
+    ClusterPart,
+    ComputePart,
+    NetworkPart,
+    RunPart,
+    TransportPart,
+    identity,
+)
+from bagua_bench.results.result import Averaging, Checks, Interface, RankResult, Reality, Result
 from tests.catalogue import options, resolved
 from tests.unit.test_schema_history import committed, migrate
 
@@ -65,11 +74,11 @@ def test_every_committed_record_is_a_cell() -> None:
 @pytest.mark.parametrize(
     ("schema", "part"),
     [
-        (config.Run, RunPart),
-        (config.Transport, TransportPart),
-        (config.Cluster, ClusterPart),
-        (config.Network, NetworkPart),
-        (config.Compute, ComputePart),
+        (schema.RunKeys, RunPart),
+        (schema.TransportKeys, TransportPart),
+        (schema.ClusterKeys, ClusterPart),
+        (schema.NetworkKeys, NetworkPart),
+        (schema.ComputeKeys, ComputePart),
     ],
 )
 def test_a_part_has_the_keys_that_can_be_typed(schema: Any, part: Any) -> None:

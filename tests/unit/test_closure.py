@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench.closure import closure, file_of
+from bagua_bench.sources.closure import closure, file_of
 from tests.catalogue import HOME
 
 HASHES = """
 import json, sys
 from types import SimpleNamespace as Part
-from bagua_bench.provenance import hashes
+from bagua_bench.results.provenance import hashes
 
 def of(mode, algo):
     return hashes(Part(mode=mode, algo=Part(target=algo), task=Part(target="tasks.vgg16.VGG16")))
@@ -66,15 +66,15 @@ def changed(copy: Path, before: dict[str, dict[str, str]], file: str, old: str, 
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("bagua_bench/training/engine.py", '"""', '"""Changed. '),
-        ("bagua_bench/training/phases.py", '"""Communication is', '"""An attribute: communication is'),
-        ("bagua_bench/training/loop.py", "_STABLE = 1.1", "_STABLE = 1.1  # changed\n"),
+        ("bagua_bench/engine/engine.py", '"""', '"""Changed. '),
+        ("bagua_bench/results/phases.py", '"""Communication is', '"""An attribute: communication is'),
+        ("bagua_bench/worker/loop.py", "_STABLE = 1.1", "_STABLE = 1.1  # changed\n"),
         ("bagua_bench/transport/cpp/core/sender.cpp", "\n", "\n// changed\n\n"),
-        ("bagua_bench/advise.py", '"run.steps=2"', '"run.steps=4"'),
+        ("bagua_bench/advise/__main__.py", '"run.steps=2"', '"run.steps=4"'),
         ("bagua_bench/figures/style.py", "0.75", "0.5"),
-        ("bagua_bench/report.py", "1e5", "1e6"),
-        ("bagua_bench/outcome.py", "1e9", "1e6"),
-        ("bagua_bench/validate.py", "_MAX_STREAMS = 64", "_MAX_STREAMS = 32"),
+        ("bagua_bench/report/page.py", "1e5", "1e6"),
+        ("bagua_bench/console/outcome.py", "1e9", "1e6"),
+        ("bagua_bench/configuration/validate.py", "_MAX_STREAMS = 64", "_MAX_STREAMS = 32"),
         ("conf/algo/decentralized.yaml", "interval: 1", "interval: 2"),
     ],
     ids=lambda value: value if "/" in value else "",
@@ -86,7 +86,7 @@ def test_what_changes_no_number_keeps_every_hash(
 
 
 def test_a_number_in_the_worker_changes_what_was_run(copy: Path, before: dict[str, dict[str, str]]) -> None:
-    found = changed(copy, before, "bagua_bench/training/loop.py", "_STABLE = 1.1", "_STABLE = 1.2")
+    found = changed(copy, before, "bagua_bench/worker/loop.py", "_STABLE = 1.1", "_STABLE = 1.2")
     assert found == {(PAIRED, "sources"), (MEASURED, "sources")}
 
 
@@ -112,7 +112,7 @@ def test_the_simulator_counts_for_what_it_simulates(copy: Path, before: dict[str
 
 
 def test_tables_that_are_read_count(copy: Path, before: dict[str, dict[str, str]]) -> None:
-    found = changed(copy, before, "bagua_bench/emulate/tables/vgg16.json", "1281167", "1281168")
+    found = changed(copy, before, "bagua_bench/machine/tables/vgg16.json", "1281167", "1281168")
     assert {key for _, key in found} == {"sources"} and len(found) == 4
 
 

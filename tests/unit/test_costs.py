@@ -11,9 +11,9 @@ import torch._inductor.comm_analysis as nccl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_bench.simulate.cluster import MSS, Cluster, Layout, Network, Physics
+from bagua_bench.machine.program import Collective
+from bagua_bench.simulate.cluster import MSS, Cluster, Layout, Links, Physics
 from bagua_bench.simulate.costs import BETWEEN, seconds
-from bagua_bench.simulate.program import Collective
 
 IDEAL = Physics(
     line=1e9,
@@ -34,8 +34,8 @@ IDEAL = Physics(
 )
 
 
-def ideal(servers: int, per_server: int = 1, network: Network | None = None, **physics: float) -> Cluster:
-    return Cluster(replace(IDEAL, **physics), network or Network(), Layout(servers, per_server))
+def ideal(servers: int, per_server: int = 1, network: Links | None = None, **physics: float) -> Cluster:
+    return Cluster(replace(IDEAL, **physics), network or Links(), Layout(servers, per_server))
 
 
 def cost(kind: str, nbytes: int, cluster: Cluster, level: str = "flat", offsets: tuple[int, ...] = (1,)) -> float:
@@ -67,7 +67,7 @@ def test_ring_is_nccl_s_own_model_of_it(monkeypatch: pytest.MonkeyPatch, servers
 
 def test_published_nvlink_all_reduces() -> None:
     """nccl-tests on 8 V100: 60 us + 1.75 S / 134 GB/s describes them within 30 % from 4 MB to 1 GB."""
-    cluster = Cluster(Physics(), Network(), Layout(1, 8))
+    cluster = Cluster(Physics(), Links(), Layout(1, 8))
     for nbytes, measured in ((4e6, 151e-6), (64e6, 911e-6), (128e6, 1.78e-3), (1e9, 14.0e-3)):
         assert cost("all_reduce", int(nbytes), cluster) == pytest.approx(measured, rel=0.30)
 
@@ -121,7 +121,7 @@ def test_time_grows_with_size_latency_and_loss_and_falls_with_bandwidth(
     kind: str, nbytes: int, n: int, rate: float, latency: float, loss: float, congestion: str
 ) -> None:
     def at(nbytes: int = nbytes, rate: float = rate, latency: float = latency, loss: float = loss) -> float:
-        network = Network(rate, latency, 0.0, loss, congestion)
+        network = Links(rate, latency, 0.0, loss, congestion)
         return cost(kind, nbytes, Cluster(Physics(), network, Layout(n, 4)))
 
     now = at() * (1 - 1e-9)
@@ -133,7 +133,7 @@ def test_time_grows_with_size_latency_and_loss_and_falls_with_bandwidth(
 
 @given(nbytes=SIZES, rate=st.floats(1e6, 1e9), n=st.integers(2, 40))
 def test_a_ring_of_more_servers_is_not_faster(nbytes: int, rate: float, n: int) -> None:
-    times = [cost("all_reduce", nbytes, Cluster(Physics(), Network(rate), Layout(m, 8))) for m in (n, n + 1)]
+    times = [cost("all_reduce", nbytes, Cluster(Physics(), Links(rate), Layout(m, 8))) for m in (n, n + 1)]
     assert times[0] <= times[1]
 
 
@@ -141,7 +141,7 @@ def test_beyond_its_window_a_connection_slows_down_with_the_round_trip() -> None
     """10^9 bytes over one connection with a window of 1 MB; below 1 ms of round trip the window does not matter."""
 
     def rate(trip: float) -> float:
-        network = Network(1e9, trip / 2)
+        network = Links(1e9, trip / 2)
         return 1e9 / (cost("exchange", 10**9, ideal(4, network=network, window=1e6)) - trip / 2)
 
     assert rate(0.5e-3) == pytest.approx(1e9, rel=1e-3)
@@ -174,14 +174,14 @@ def test_packets_wait_in_a_queue_where_sending_takes_a_round_trip(one_way: float
         # Nine tenths of them, as a packet does not wait for itself.
         behind = cycle < 2 * one_way + packet + 0.9 * packet * u / (2 * (1 - u))
         low, high = (cycle, high) if behind else (low, cycle)
-    network = Network(latency=one_way)
+    network = Links(latency=one_way)
     found = cost("exchange", 10**9, ideal(4, network=network, window=1e6, packet=1e9, packets=10))
     assert found == pytest.approx(one_way + 1.0 + 999 * (cycle - sending))
 
 
 def test_many_senders_share_the_queue_of_a_switch_s_port() -> None:
     """15 flows into one interface have 3 MB in flight together, per round trip of 10 ms; two slow ones never queue."""
-    far, limits = Network(latency=5e-3), {"incast": 3e6, "process": 0.4e9}
+    far, limits = Links(latency=5e-3), {"incast": 3e6, "process": 0.4e9}
     alone, crowded = (cost("all_to_all", 16 * 10**7, ideal(16, network=far, **more)) for more in ({}, limits))
     rate = 0.4e9  # of the process
     rounds = 10**7 / (3e6 / 15) - 1
@@ -200,7 +200,7 @@ def test_loss_follows_the_response_functions() -> None:
         ("reno", 1.22 * MSS / (trip * math.sqrt(p))),
         ("cubic", max(1.22 * MSS / (trip * math.sqrt(p)), 1.054 * MSS / (trip**0.25 * p**0.75))),
     ):
-        network = Network(1e9, trip / 2, 0.0, p, congestion)
+        network = Links(1e9, trip / 2, 0.0, p, congestion)
         assert ideal(2, network=network).connection == pytest.approx(expected)
 
 
@@ -215,7 +215,7 @@ def test_parameter_servers_beside_the_workers_send_a_ring_s_bytes() -> None:
 
 
 def test_one_rank_does_not_communicate() -> None:
-    assert cost("all_reduce", 10**9, Cluster(Physics(), Network(), Layout(1, 1))) == 0
+    assert cost("all_reduce", 10**9, Cluster(Physics(), Links(), Layout(1, 1))) == 0
 
 
 def test_who_waits_for_many_waits_longer() -> None:

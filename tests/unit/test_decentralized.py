@@ -13,7 +13,7 @@ from torch import Tensor
 from algorithms.decentralized import Decentralized
 from algorithms.topology import shift_one
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tasks.quadratic import Quadratic
 from tests.catalogue import constructor
 from tests.ranks import run

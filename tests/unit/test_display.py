@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bagua_bench import display, outcome, records
-from bagua_bench.training.progress import Progress
+from bagua_bench.console import display, outcome
+from bagua_bench.results import records
+from bagua_bench.worker.progress import Progress
 from tests.catalogue import resolved
 from tests.unit.test_records import RESULT, new
 

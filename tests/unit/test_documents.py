@@ -19,14 +19,17 @@ from hydra import compose, initialize_config_dir
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bagua_bench import campaign, config, facts
-from bagua_bench.cell import Cell
+from bagua_bench.campaign.cells import expand
 from bagua_bench.comm import CountedComm
-from bagua_bench.network.shape import LINK_KEYS
-from bagua_bench.network.topology import MOST_SERVERS
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.compose import compose_cell
+from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.configuration.network_shape import LINK_KEYS, MOST_SERVERS
+from bagua_bench.configuration.resolve import register
+from bagua_bench.configuration.validate import validate
 from bagua_bench.simulate.run import simulate
-from bagua_bench.training.build import build, make_trainer
-from bagua_bench.validate import validate
+from bagua_bench.worker.build import build, make_trainer
 from tests.catalogue import HOME, options
 from tests.linear import Linear
 from tests.ranks import run
@@ -46,10 +49,11 @@ SOURCES = [
     ),
 ]
 CPP = HOME / "bagua_bench/transport/cpp"
+STARTS = "(?:python -m|bagua-bench)"
 COMMANDS = {
-    tuple(line.split("#")[0].split()[2:])
+    tuple(line.split("#")[0].replace("bagua-bench", "python -m bagua_bench.cli").split()[2:])
     for name in ("transport", "networks", "gpu")
-    for line in re.findall(r"^python -m .*$|(?<=`)python -m [^`]+(?=`)", PAGES[name], re.M)
+    for line in re.findall(rf"^{STARTS} .*$|(?<=`){STARTS} [^`]+(?=`)", PAGES[name], re.M)
 }
 NOT_FOR_READERS = re.compile(r"\bspec[:] |\bspec [a-z_]+ \d|\bD[E]SIGN\b")
 EXAMPLE = re.compile(r"<!-- example: (\S+) -->\n```\w+\n(.*?)```", re.S)
@@ -157,7 +161,7 @@ Compose = Callable[..., Cell]
 @pytest.fixture
 def composed(tmp_path: Path) -> Iterator[Compose]:
     """The cell that a command line stands for where the files of the examples are there."""
-    shutil.copytree(config.CONF, tmp_path / "conf")
+    shutil.copytree(FOLDER, tmp_path / "conf")
     for name, text in EXAMPLES.items():
         assert not (HOME / name).exists()
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -165,11 +169,11 @@ def composed(tmp_path: Path) -> Iterator[Compose]:
     paths = {name: import_module(name).__path__ for name in PACKAGES}
     for name, path in paths.items():
         path.append(str(tmp_path / name.replace(".", "/")))
-    config.register()
+    register()
 
     def cell(*overrides: str) -> Cell:
         with initialize_config_dir(str(tmp_path / "conf"), version_base=None):
-            made = campaign.compose_cell(overrides)
+            made = compose_cell(overrides)
         validate(made)
         return made
 
@@ -191,7 +195,7 @@ def averaged(comm: CountedComm, cell: Cell, steps: int) -> Tensor:
             trainer.module(given(comm.rank, step)).backward()
             trainer.synchronize()
             trainer.optimize()
-            trainer.publish()
+            trainer.finish_step()
         return model.x.detach().clone()
 
 
@@ -236,5 +240,5 @@ def test_the_figure_is_drawn_and_the_campaign_runs_what_it_needs(composed: Compo
     figure.draw(data, Figure().subplots())
     with initialize_config_dir(str(tmp_path / "conf"), version_base=None):
         chosen = compose("config", ["campaign=traffic"]).campaign
-        assert [cell.algo.name for cell in campaign.cells(chosen, [])] == ["ddp", "gradient_allreduce", "bytegrad"]
+        assert [cell.algo.name for cell in expand(chosen, [])] == ["ddp", "gradient_allreduce", "bytegrad"]
     assert chosen.figure == "traffic"

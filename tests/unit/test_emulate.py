@@ -18,17 +18,17 @@ from algorithms.codecs.base import Codec
 from algorithms.gradient_allreduce import GradientAllReduce
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.threads import ThreadComm
-from bagua_bench.components import build
+from bagua_bench.configuration.components import build
 from bagua_bench.emulate import pace
-from bagua_bench.emulate.compute import Compute, compute_of
 from bagua_bench.emulate.emulation import Emulation
-from bagua_bench.emulate.layers import TABLES, Layer, Layers, read
-from bagua_bench.emulate.lookup import layers_of
 from bagua_bench.emulate.model import EmulatedModel
 from bagua_bench.emulate.pace import Sleeper
-from bagua_bench.emulate.scale import scale_model
-from bagua_bench.emulate.survey import survey
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
+from bagua_bench.machine.compute import Compute, compute_of
+from bagua_bench.machine.layers import TABLES, Layer, Layers, read
+from bagua_bench.machine.lookup import layers_of
+from bagua_bench.machine.scale import scale_model
+from bagua_bench.machine.tabulate import tabulate
 from tests.catalogue import resolved
 from tests.ranks import run
 
@@ -70,7 +70,7 @@ class Diary:
 def test_tables_are_what_a_survey_of_the_real_model_finds(name: str) -> None:
     task = resolved(f"task={name}", "task.scale=paper").task
     table = read(TABLES / f"{name}.json")
-    assert survey(task) == table
+    assert tabulate(task) == table
     with torch.device("meta"):
         model = build(task.target, task.options).model()
     real = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]

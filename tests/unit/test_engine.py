@@ -17,7 +17,7 @@ from algorithms.bytegrad import ByteGrad
 from algorithms.gradient_allreduce import GradientAllReduce
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.threads import ThreadComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tasks.quadratic import Quadratic
 from tasks.vgg16 import VGG16
 from tests.ranks import run

@@ -13,7 +13,7 @@ from algorithms.bytegrad import ByteGrad
 from algorithms.gradient_allreduce import GradientAllReduce
 from bagua_bench.comm import CommError, CountedComm
 from bagua_bench.comm.threads import ThreadComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tasks.quadratic import Quadratic
 from tests.ranks import outcomes, run
 from tests.unit.test_engine import Net, Recorder, make

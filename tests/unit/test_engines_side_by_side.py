@@ -19,7 +19,7 @@ from algorithms.gradient_allreduce import GradientAllReduce
 from algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.torch_groups import TorchComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.habits import ALL, Make, adam, alone, data, loss, network, sgd, train, weights
 from tests.ranks import run
 

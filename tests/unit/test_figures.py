@@ -10,8 +10,8 @@ import matplotlib
 import pandas as pd
 import pytest
 
-from bagua_bench import records
 from bagua_bench.figures import learning, throughput, transports
+from bagua_bench.results import records
 from tests.integration.cli import python
 from tests.unit.test_records import RESULT, new
 

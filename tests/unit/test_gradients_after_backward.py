@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from algorithms.gradient_allreduce import GradientAllReduce
 from algorithms.qadam import QAdam
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.habits import ALL, GRADIENTS, Make, adam, alone, data, fixed, loss, network, qadam, sgd, train, weights
 from tests.ranks import run
 

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from algorithms.gradient_allreduce import GradientAllReduce
 from algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
-from bagua_bench.training.loss_scale import LossScale
+from bagua_bench.engine.engine import Engine
+from bagua_bench.engine.loss_scale import LossScale
 from tests.habits import WEIGHTS, Make, alone, data, loss, network, sgd, train, weights
 from tests.ranks import run
 

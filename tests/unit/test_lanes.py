@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from bagua_bench.training.lanes import ThreadLane
+from bagua_bench.engine.lanes import ThreadLane
 
 
 def test_work_runs_in_order_beside_the_caller() -> None:

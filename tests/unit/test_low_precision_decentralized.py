@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.catalogue import constructor
 from tests.linear import Linear
 from tests.ranks import run

@@ -23,7 +23,7 @@ from algorithms.gradient_allreduce import GradientAllReduce
 from algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from algorithms.qadam import QAdam
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.habits import (
     GRADIENTS,
     WEIGHTS,

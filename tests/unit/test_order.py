@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_bench.training.order import InOrder
+from bagua_bench.engine.order import InOrder
 
 
 @given(

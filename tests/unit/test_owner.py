@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bagua_bench import owner
+from bagua_bench.processes import owner
 
 
 def test_marks_tell_living_processes_from_ended_ones() -> None:
@@ -15,13 +15,15 @@ def test_marks_tell_living_processes_from_ended_ones() -> None:
     pid, started, where = owner.mark().split("-")[2:5]
     assert owner.is_stale(f"bagua-bench-{pid}-{int(started) - 1}-{where}-s0"), "the id was used again"
     assert not owner.is_stale(f"bagua-bench-{pid}-{int(started) - 1}-another-s0"), "another machine or container"
-    code = "from bagua_bench import owner; print(owner.mark())"
+    code = "from bagua_bench.processes import owner; print(owner.mark())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert owner.is_stale(ended.stdout.strip() + "s0")
 
 
 def test_folders_of_killed_processes_go_with_the_next() -> None:
-    code = "import os; from bagua_bench import owner; f = owner.folder(); print(f.name, flush=True); os.abort()"
+    code = (
+        "import os; from bagua_bench.processes import owner; f = owner.folder(); print(f.name, flush=True); os.abort()"
+    )
     left = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip())
     assert left.is_dir()
     with owner.folder() as own, owner.folder() as other:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from algorithms.gradient_allreduce import GradientAllReduce
 from algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.habits import ALL, GRADIENTS, Make, adam, alone, data, fixed, network, sgd, train
 from tests.ranks import run
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from bagua_bench import config, plain_yaml
+from bagua_bench.configuration import plain_yaml
+from bagua_bench.configuration.conf_folder import FOLDER
 
-FILES = sorted(path for group in ("algo", "task") for path in (config.CONF / group).glob("*.yaml"))
+FILES = sorted(path for group in ("algo", "task") for path in (FOLDER / group).glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bagua_bench.plan import Job, estimate, interleave, remaining
+from bagua_bench.campaign.plan import estimate, interleave, remaining
+from bagua_bench.configuration.cell import Job
 from tests.unit.test_records import CELL
 
 CELLS = [replace(CELL, run=replace(CELL.run, steps=k)) for k in (1, 2, 3)]

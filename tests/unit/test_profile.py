@@ -14,16 +14,17 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from bagua_bench import plain
-from bagua_bench.cell import ComputePart, TaskPart
-from bagua_bench.components import build
-from bagua_bench.config import CONF, Compute
-from bagua_bench.emulate.compute import compute_of
-from bagua_bench.emulate.layers import TABLES, Layer, Layers, read
+from bagua_bench.calibrate import profile, profile_file
+from bagua_bench.calibrate.profile_file import Measured
+from bagua_bench.configuration import plain
+from bagua_bench.configuration.cell import ComputePart, TaskPart
+from bagua_bench.configuration.components import build
+from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.configuration.schema import ComputeKeys
 from bagua_bench.gpu import stand_in
 from bagua_bench.gpu.stand_in import StandIn
-from bagua_bench.simulate import profile, profile_file
-from bagua_bench.simulate.profile_file import Measured
+from bagua_bench.machine.compute import compute_of
+from bagua_bench.machine.layers import TABLES, Layer, Layers, read
 from tasks.base import Batch, Task
 from tests.catalogue import resolved
 
@@ -89,8 +90,8 @@ def test_the_file_gives_back_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(profile_file.text(single, ["A device."]))
     given = OmegaConf.load(path)
-    assert set(given) == set(OmegaConf.load(CONF / "compute" / "v100.yaml"))
-    OmegaConf.merge(OmegaConf.structured(Compute), given)
+    assert set(given) == set(OmegaConf.load(FOLDER / "compute" / "v100.yaml"))
+    OmegaConf.merge(OmegaConf.structured(ComputeKeys), given)
     moved = 1e9 + 3e9 + 138_357_544 * vgg16.optimizer_bytes + 334_094_338 * 28
     assert float(given.memory_bandwidth.removesuffix("GB")) * 1e9 == pytest.approx(moved / 0.1, rel=1e-3)
     assert given.forward_share == pytest.approx(0.03 / 0.09, abs=1e-4)

@@ -14,7 +14,7 @@ from algorithms.qadam import QAdam
 from algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.threads import ThreadComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.catalogue import constructor
 from tests.linear import Linear
 from tests.ranks import run

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 from algorithms.qadam import QAdam
 from algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.habits import adam, alone, data, loss, network, sgd, train, weights
 from tests.ranks import run
 

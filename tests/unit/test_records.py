@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench import records
-from bagua_bench.result import Checks, RankResult, Result
-from bagua_bench.summary import summarise
+from bagua_bench.results import records
+from bagua_bench.results.result import Checks, RankResult, Result
+from bagua_bench.results.summary import summarise
 from tests.catalogue import resolved
 
 CELL = resolved("task=quadratic", "algo=bytegrad", "transport=gloo", "run.steps=2")

@@ -14,9 +14,9 @@ from algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_bench.comm import CommError, CountedComm
 from bagua_bench.comm.threads import ThreadComm
 from bagua_bench.comm.torch_groups import TorchComm
-from bagua_bench.training.engine import Engine
-from bagua_bench.training.lanes import ThreadLane
-from bagua_bench.training.state import mean
+from bagua_bench.engine.engine import Engine
+from bagua_bench.engine.lanes import ThreadLane
+from bagua_bench.engine.state import mean
 from tests.ranks import outcomes, run
 
 
@@ -108,5 +108,5 @@ def test_synchronizing_twice_is_synchronizing_once() -> None:
         engine.synchronize()
         engine.synchronize()
         engine.optimize()
-        engine.publish()
+        engine.finish_step()
         assert torch.allclose(net.weight, before - 0.1)

@@ -14,8 +14,8 @@ from algorithms.decentralized import Decentralized
 from algorithms.gradient_allreduce import GradientAllReduce
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.threads import ThreadComm
-from bagua_bench.training.engine import Engine
-from bagua_bench.training.hooks import ForwardHook
+from bagua_bench.engine.engine import Engine
+from bagua_bench.engine.hooks import ForwardHook
 from tests.habits import alone, data, loss, network, sgd
 from tests.ranks import outcomes, run
 

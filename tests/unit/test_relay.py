@@ -10,8 +10,8 @@ from typing import IO
 
 import pytest
 
+from bagua_bench.configuration.network_shape import Link
 from bagua_bench.network.relay import Relay
-from bagua_bench.network.shape import Link
 from bagua_bench.network.wire import Flows, Port
 
 FIRST, SECOND = 0, 1  # servers

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from bagua_bench import facts, records
-from bagua_bench.cell import Cell
-from bagua_bench.schema_history import HISTORY, SCHEMA, migrate
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.results import records
+from bagua_bench.results.schema_history import HISTORY, SCHEMA, migrate
 from tests.catalogue import HOME, constructor
 
 FIXTURES = HOME / "tests" / "fixtures" / "records"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from algorithms.base import Algorithm, Bucket, Comm, Op, Turn, When
 from algorithms.primitives import c_fp_s
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.proofs.diloco import DiLoCo
 from tests.proofs.exponential import Exponential
 from tests.proofs.powersgd import PowerSGD
@@ -191,18 +191,18 @@ def test_replicas_meet_when_settled(make: Make) -> None:
     np.testing.assert_allclose(met[0], apart.mean(0), atol=1e-13)
 
 
-class FreeAndMore(Algorithm):
+class AsyncAndMore(Algorithm):
     consensus = 0.75
 
     def turns(self, step: int) -> list[Turn]:
-        return [Turn(When.FREE), Turn(When.STEP)]
+        return [Turn(When.ASYNC), Turn(When.STEP)]
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None: ...
 
 
 def test_rounds_beside_the_steps_go_with_nothing_else() -> None:
-    with pytest.raises(ValueError, match=r"FreeAndMore\.turns\(1\): a step with a FREE turn has no other"):
-        run("threads", 1, descend, FreeAndMore, 2, (-1,), False)
+    with pytest.raises(ValueError, match=r"AsyncAndMore\.turns\(1\): a step with a ASYNC turn has no other"):
+        run("threads", 1, descend, AsyncAndMore, 2, (-1,), False)
 
 
 class Twice(Algorithm):

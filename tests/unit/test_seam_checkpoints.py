@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.proofs.diloco import DiLoCo
 from tests.proofs.exponential import Exponential
 from tests.proofs.powersgd import PowerSGD

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from algorithms.codecs.base import Codec
-from bagua_bench.cell import AlgoPart, Cell
 from bagua_bench.comm import CountedComm
-from bagua_bench.emulate.compute import Compute, compute_of
+from bagua_bench.configuration.cell import AlgoPart, Cell
 from bagua_bench.emulate.emulation import Emulation
-from bagua_bench.emulate.lookup import layers_of
+from bagua_bench.machine.compute import Compute, compute_of
+from bagua_bench.machine.lookup import layers_of
+from bagua_bench.machine.program import Collective, Phase, Program, Submit, Wait, Work
 from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import cluster_of
 from bagua_bench.simulate.costs import seconds
-from bagua_bench.simulate.program import Collective, Phase, Program, Submit, Wait, Work
 from bagua_bench.simulate.run import simulate
-from bagua_bench.training.build import make_trainer
+from bagua_bench.worker.build import make_trainer
 from tests.catalogue import resolved
 from tests.ranks import run
 
@@ -50,7 +50,7 @@ def really_sent(comm: CountedComm, chosen: Cell) -> dict[str, float]:
             trainer.module().backward()
             trainer.synchronize()
             trainer.optimize()
-            trainer.publish()
+            trainer.finish_step()
         return {key: value - before[key] for key, value in trainer.sent().items()}
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from bagua_bench.configuration.network_shape import Link, Shape, is_shaped, shape_of
 from bagua_bench.network import probe, survey, traffic
 from bagua_bench.network.netem import qdiscs
-from bagua_bench.network.shape import Link, Shape, is_shaped, shape_of
 from bagua_bench.network.survey import pairs
 from bagua_bench.network.topology import THIS_MACHINE
-from bagua_bench.result import Interface, RankResult
+from bagua_bench.results.result import Interface, RankResult
 from tests.catalogue import resolved
 
 

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from bagua_bench.signature import Argument, arguments
+from bagua_bench.sources.signature import Argument, arguments
 
 
 @pytest.mark.parametrize("target", ["tasks.vgg16.VGG16", "algorithms.bytegrad.ByteGrad", "bagua_bench.peers.ddp.DDP"])

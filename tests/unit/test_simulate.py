@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from bagua_bench.cell import Cell
-from bagua_bench.emulate.compute import Compute
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.machine.compute import Compute
+from bagua_bench.machine.program import Collective, Submit
 from bagua_bench.simulate.clock import Clock
-from bagua_bench.simulate.cluster import Cluster, Layout, Network, Physics, cluster_of, physics_of
-from bagua_bench.simulate.program import Collective, Submit
+from bagua_bench.simulate.cluster import Cluster, Layout, Links, Physics, cluster_of, physics_of
+from bagua_bench.simulate.rehearsal import rehearse
 from bagua_bench.simulate.run import simulate
-from bagua_bench.simulate.trace import trace
 from tests.catalogue import declared, options, resolved, runnable, with_physics
 
 ENGINE = [name for name in runnable() if not declared(name).peer]
@@ -169,8 +169,8 @@ def test_one_straggler_slows_down_all_that_wait_for_it() -> None:
 def test_interference_slows_computing_beside_communication_only() -> None:
     """Half of the backward pass beside a busy lane, at half speed: it takes a quarter longer... exactly."""
     compute = Compute(forward=0.0, backward=1.0, optimizer=0.0, memory_bandwidth=1e12, origin="")
-    cluster = Cluster(replace(Physics(), interference=1.0, inside=1e9, inside_latency=0.0), Network(), Layout(1, 2))
-    from bagua_bench.simulate.program import Phase, Program, Wait, Work
+    cluster = Cluster(replace(Physics(), interference=1.0, inside=1e9, inside_latency=0.0), Links(), Layout(1, 2))
+    from bagua_bench.machine.program import Phase, Program, Wait, Work
 
     call = Collective("broadcast", 500_000_000, "intra")  # half a second
     items = (Phase("backward"), Submit((call,)), Work("backward", 1.0), Phase("communication"), Wait())
@@ -201,22 +201,22 @@ def test_a_transport_s_own_parameters_come_first() -> None:
 def test_the_slowest_link_counts() -> None:
     chosen = cell("network.bandwidth=10gbit", "network.latency=1ms", "cluster.servers=4")
     chosen = replace(chosen, cluster=replace(chosen.cluster, server={"2": {"bandwidth": 1e9}}))
-    assert cluster_of(chosen).network == Network(line=1e9 / 8, latency=1e-3)
+    assert cluster_of(chosen).network == Links(line=1e9 / 8, latency=1e-3)
 
 
 def test_two_hundred_cells_of_128_ranks_cost_little_once_traced() -> None:
     """A ratio within one run: evaluating a cell against recording it."""
     cold = cell("task=bert_large", "algo=bytegrad", "run.steps=3", "run.bucket_size=11MiB")
     began = time.perf_counter()
-    program = trace(cold)
-    traced = time.perf_counter() - began
+    program = rehearse(cold)
+    rehearsed = time.perf_counter() - began
     chosen = cell("task=bert_large", "algo=bytegrad")
     compute = Compute(0.17, 0.34, 0.014, 675e9, "")
     began = time.perf_counter()
     for rate in range(1, 201):
         asked = replace(chosen, network=replace(chosen.network, bandwidth=rate * 1e9))
         Clock(cluster_of(asked), compute).run(program)
-    assert (time.perf_counter() - began) / 200 < traced / 5
+    assert (time.perf_counter() - began) / 200 < rehearsed / 5
 
 
 def test_ten_thousand_ranks() -> None:

@@ -10,9 +10,11 @@ import matplotlib
 import pytest
 from hydra import initialize_config_dir
 
-from bagua_bench import campaign, config, records
+from bagua_bench.calibrate import published
+from bagua_bench.campaign.cells import expand
+from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.figures import decision_map, paper
-from bagua_bench.simulate import published
+from bagua_bench.results import records
 from bagua_bench.simulate.run import simulate
 from tests.catalogue import composed, resolved
 
@@ -27,8 +29,8 @@ def record(*overrides: str) -> dict[str, Any]:
 
 def test_the_campaign_has_a_cell_for_every_published_number() -> None:
     chosen = composed("campaign=paper").campaign
-    with initialize_config_dir(str(config.CONF), version_base=None):
-        cells = campaign.cells(chosen, [])
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        cells = expand(chosen, [])
     made = {paper._key(cell) for cell in cells}
     wanted = {("bagua_paper", *paper._wanted(p.overrides)) for p in published.points(paper.FOLDER)}
     wanted |= {("bagua_paper_e2e", *paper._wanted(overrides)) for _, overrides, _ in published.end_to_end(paper.FOLDER)}
@@ -59,8 +61,8 @@ def test_published_and_simulated_stand_side_by_side() -> None:
 
 def test_a_modern_map_says_that_it_rests_on_estimates() -> None:
     chosen = composed("campaign=tradeoff_modern").campaign
-    with initialize_config_dir(str(config.CONF), version_base=None):
-        cells = campaign.cells(chosen, ["network.latency=0ms"])
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        cells = expand(chosen, ["network.latency=0ms"])
     assert {cell.network.bandwidth / 1e9 for cell in cells} == {10, 25, 50, 100, 200, 400}
     few = [cell for cell in cells if cell.algo.name in ("ddp", "bytegrad")]
     made = [records.make_record(cell, "tradeoff_modern", 0, datetime.now(timezone.utc)) for cell in few]

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from bagua_bench.cell import Cell
-from bagua_bench.emulate.layers import Layers
-from bagua_bench.emulate.lookup import layers_of
+from bagua_bench.configuration.cell import Cell
 from bagua_bench.emulate.model import EmulatedModel
 from bagua_bench.emulate.task import EmulatedTask
+from bagua_bench.machine.layers import Layers
+from bagua_bench.machine.lookup import layers_of
+from bagua_bench.machine.program import Collective, Submit
 from bagua_bench.peers.ddp import DDP
-from bagua_bench.simulate.program import Collective, Submit
+from bagua_bench.simulate.rehearsal import rehearse
 from bagua_bench.simulate.run import simulate
-from bagua_bench.simulate.trace import trace
-from bagua_bench.training.build import make_trainer
+from bagua_bench.worker.build import make_trainer
 from tests.catalogue import declared, resolved, runnable
 from tests.ranks import run
 from tests.unit.test_emulate import Diary
@@ -39,7 +39,7 @@ def cell(*overrides: str) -> Cell:
     ],
 )
 def test_published_numbers_of_buckets(task: str, algo: str, messages: int) -> None:
-    last = trace(cell(f"task={task}", f"algo={algo}")).steps[-1]
+    last = rehearse(cell(f"task={task}", f"algo={algo}")).steps[-1]
     assert len([item for item in last if isinstance(item, Submit)]) == messages
 
 
@@ -63,7 +63,7 @@ def test_ddp_is_simulated_with_the_buckets_that_it_makes(shrink: float, caps: di
 
 
 def test_bytegrad_does_what_the_paper_s_pseudo_code_says() -> None:
-    program = trace(cell("task=vgg16", "algo=bytegrad"))
+    program = rehearse(cell("task=vgg16", "algo=bytegrad"))
     job = next(item for item in program.steps[-1] if isinstance(item, Submit))
     calls = [op for op in job.ops if isinstance(op, Collective)]
     assert [(call.kind, call.level) for call in calls] == [
@@ -84,7 +84,7 @@ def really_sent(comm: Any, chosen: Cell, steps: int) -> dict[str, float]:
             task.loss(trainer.module, next(task.batches(0, 1, 0))).backward()
             trainer.synchronize()
             trainer.optimize()
-            trainer.publish()
+            trainer.finish_step()
         return {key: (value - before[key]) / steps for key, value in trainer.sent().items()}
 
 

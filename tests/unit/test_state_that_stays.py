@@ -17,7 +17,7 @@ from algorithms.async_model_average import AsyncModelAverage
 from algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from algorithms.qadam import QAdam
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.habits import adam, alone, data, fixed, loss, network, sgd, train, weights
 from tests.ranks import run
 

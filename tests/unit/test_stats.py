@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bagua_bench import stats
+from bagua_bench.results import stats
 
 
 def test_throughput_is_samples_over_time() -> None:

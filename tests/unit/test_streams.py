@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from bagua_bench.training.clock import StepClock
-from bagua_bench.training.devices import environment
-from bagua_bench.training.lanes import ThreadLane
-from bagua_bench.training.streams import OneSide, StreamLane, StreamSides, lane_for, sides_for
+from bagua_bench.engine.lanes import ThreadLane
+from bagua_bench.engine.stopwatch import Stopwatch
+from bagua_bench.engine.streams import OneSide, StreamLane, StreamSides, lane_for, sides_for
+from bagua_bench.worker.devices import environment
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 GPU = torch.device("cuda", 0)
@@ -169,7 +169,7 @@ def test_sides_on_a_gpu_keep_snapshot_and_delta_consistent() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
 def test_clock_splits_a_step_into_its_phases(device: str) -> None:
-    clock = StepClock(torch.device(device))
+    clock = Stopwatch(torch.device(device))
     for phase in ("forward", "backward", "forward", "communication", "optimizer"):
         clock.mark(phase)
     seconds = clock.stop()

@@ -10,8 +10,8 @@ import matplotlib
 import pytest
 from matplotlib import pyplot
 
-from bagua_bench import records
 from bagua_bench.figures import ablation, sweep
+from bagua_bench.results import records
 from tests.catalogue import resolved
 from tests.integration.cli import python
 from tests.unit.test_records import RESULT, new

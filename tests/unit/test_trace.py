@@ -14,8 +14,8 @@ from algorithms.bytegrad import ByteGrad
 from algorithms.decentralized import Decentralized
 from algorithms.gradient_allreduce import GradientAllReduce
 from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.engine.engine import Engine
 from bagua_bench.gpu import trace
-from bagua_bench.training.engine import Engine
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from algorithms.gradient_allreduce import GradientAllReduce
 from algorithms.qadam import QAdam
 from bagua_bench.comm import CountedComm
-from bagua_bench.training.engine import Engine
+from bagua_bench.engine.engine import Engine
 from tests.habits import (
     ALL,
     GRADIENTS,

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from bagua_bench.units import BITS_PER_SECOND, BYTES, LATENCY, RATES, SECONDS, SIZES, amount, duration, parse
+from bagua_bench.configuration.units import (
+    BITS_PER_SECOND,
+    BYTES,
+    LATENCY,
+    RATES,
+    SECONDS,
+    SIZES,
+    amount,
+    duration,
+    parse,
+)
 
 
 def test_values() -> None:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from bagua_bench.network.shape import Link
+from bagua_bench.configuration.network_shape import Link
 from bagua_bench.network.wire import OVERHEAD, Flows, Line, Port, wire_bytes
 
 MBIT = 1e6

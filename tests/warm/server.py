@@ -17,7 +17,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from bagua_bench.launch.lifetime import die_with_parent
+from bagua_bench.processes.lifetime import die_with_parent
 from tests.warm import fork
 
 PRELOADED = (
@@ -40,14 +40,15 @@ PRELOADED = (
     "hydra.main",
     "hydra._internal.utils",
     "hydra.core.hydra_config",
-    "bagua_bench.advise",
-    "bagua_bench.explain",
-    "bagua_bench.report",
-    "bagua_bench.session",
+    "bagua_bench.advise.ranking",
+    "bagua_bench.advise.words",
+    "bagua_bench.configuration.explain",
+    "bagua_bench.report.page",
+    "bagua_bench.campaign.session",
     "bagua_bench.simulate.run",
     "bagua_bench.figures.style",
     "bagua_bench.launch.agent",
-    "bagua_bench.training.worker",
+    "bagua_bench.worker.rank",
     "bagua_bench.transport",
 )
 

@@ -13,7 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bagua_bench import libraries, units
+from bagua_bench import libraries
+from bagua_bench.configuration import units
 from bagua_bench.network.commands import NetworkError
 from tools.transport import bench, compiled, faults, measure, sanitize, shaped, siege
 from tools.transport.bench import Plugin

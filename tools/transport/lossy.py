@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any
 
 from bagua_bench import libraries
+from bagua_bench.configuration.network_shape import LINUX_WINDOW, Link, Shape
 from bagua_bench.network import machine, star
-from bagua_bench.network.shape import LINUX_WINDOW, Link, Shape
 from tools.transport import bench, compiled
 from tools.transport.bench import PLAIN, Sample
 from tools.transport.pair import GROUP, Pair

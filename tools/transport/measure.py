@@ -8,8 +8,9 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from bagua_bench import libraries, provenance
+from bagua_bench import libraries
 from bagua_bench.network.accuracy import iperf3
+from bagua_bench.results import provenance
 from tools.transport import bench, compiled, lossy, shaped, torch_bench
 from tools.transport.bench import PLAIN, Plugin, Sample
 from tools.transport.pair import GROUP

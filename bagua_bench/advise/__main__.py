@@ -1,0 +1,131 @@
+"""`bagua-bench advise task=vgg16 cluster=bagua_paper network.bandwidth=10gbit network.latency=1ms`.
+
+Ranks algorithm x transport x bucket size by the simulated time of a step. Arguments: those of `python -m bagua_bench`
+but mode, algo, campaign and the lengths and buckets of a run, which are its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from hydra import initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from bagua_bench.advise import ranking, words
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.compose import compose_cell
+from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.configuration.explain import explain
+from bagua_bench.configuration.resolve import ConfigError, register
+from bagua_bench.configuration.validate import validate
+from bagua_bench.simulate.cluster import cluster_of
+
+_STEPS = ("mode=simulate", "run.steps=2", "run.untimed=1")
+_OWN = {
+    "algo": "advise compares all algorithms",
+    "campaign": "advise runs no campaign",
+    "run.steps": "advise sets it for every algorithm",
+    "run.untimed": "advise sets it for every algorithm",
+    "run.bucket_size": "advise tries several",
+    "cluster.slow_ranks": "advice is for ranks of equal speed; python -m bagua_bench mode=simulate takes it",
+}
+_HELP = """\
+{doc}
+Your own cluster, with a GPU whose step (forward, backward, optimizer, at task.batch samples) you have timed:
+
+  bagua-bench advise task=vgg16 task.batch=64 task.step_seconds=0.05 \\
+      cluster.servers=4 cluster.ranks_per_server=8 network.bandwidth=25gbit network.latency=0.05ms
+
+task=NAME                    {task}
+task.step_seconds=SECONDS    of one GPU; without it compute= tells
+compute=NAME                 {compute}; of a GPU of yours: bagua-bench simulate profile
+compute.memory_bandwidth=    that optimizer and codecs run at
+cluster=NAME                 {cluster}
+                             of your own records: bagua-bench simulate calibrate
+cluster.servers=, .ranks_per_server=
+cluster.physics.line=, ...   bytes/s, seconds; parameters of the model (bagua_bench/simulate/cluster.py)
+network.bandwidth=           of a server's link, each way (1gbit); without it the cluster's own
+network.latency=             one way, on top of the cluster's own (0.5ms); also .jitter=, .loss=, .tcp_window=
+transport=NAME               {transport}: compared with those that the cluster knows
+
+The table:
+
+{legend}"""
+
+
+def ranked(arguments: list[str]) -> tuple[list[Cell], Cell]:
+    """The cells to compare, and the one they vary. ConfigError for a combination that cannot be run at all."""
+    for text in arguments:
+        _refuse(text)
+    register()
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        base = compose_cell([*_STEPS, *arguments])
+        if base.mode != "simulate":
+            raise ConfigError(f"mode={base.mode}: advice is simulated; allowed: simulate")
+        validate(base)
+        _check_physics(base)
+        known = ranking.options(base.cluster, base.transport.name)
+        transports = [name for name in known if name in ranking.available("transport")]
+        cells = [cell for name in transports for cell in _cells([*_STEPS, *arguments, f"transport={name}"])]
+    return cells, base
+
+
+def _check_physics(cell: Cell) -> None:
+    try:
+        cluster_of(cell)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _refuse(text: str) -> None:
+    """ConfigError for an argument that would be overridden."""
+    key = text.partition("=")[0].lstrip("+~")
+    for own, reason in _OWN.items():
+        if key == own or key.startswith(f"{own}."):
+            raise ConfigError(f"{text}: {reason}; leave it out")
+
+
+def _cells(arguments: list[str]) -> Iterator[Cell]:
+    """Every algorithm that can be run with these arguments, in the variants worth comparing."""
+    for algo in ranking.available("algo"):
+        first = compose_cell([*arguments, f"algo={algo}"])
+        declared = facts.algorithm(first.algo)
+        if "measure" not in declared.modes or not declared.advised:
+            continue  # nothing that one should choose
+        for variant in ranking.variants(first):
+            cell = compose_cell([*arguments, f"algo={algo}", *variant])
+            try:
+                validate(cell)
+            except ConfigError:
+                continue  # not on so many ranks
+            yield cell
+
+
+def _help() -> str:
+    groups = {group: ", ".join(ranking.available(group)) for group in ("task", "compute", "cluster", "transport")}
+    return _HELP.format(doc=__doc__, legend=words.LEGEND, **groups)
+
+
+def main() -> int:
+    """Exit code 0; 2 if the configuration is wrong."""
+    arguments = sys.argv[1:]
+    if any(text in ("-h", "--help") for text in arguments):
+        print(_help())
+        return 0
+    try:
+        cells, base = ranked(arguments)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (HydraException, OmegaConfBaseException) as error:
+        print(explain(error, arguments), file=sys.stderr)
+        return 2
+    print(words.report(ranking.advise(cells), base))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Which algorithm, transport and bucket size for a task on a cluster, by simulation; and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import Cell, ClusterPart
+from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.machine.compute import Compute, compute_of
+from bagua_bench.machine.lookup import layers_of
+from bagua_bench.machine.program import Program
+from bagua_bench.machine.scale import scale_model
+from bagua_bench.simulate.clock import Clock
+from bagua_bench.simulate.cluster import Cluster, cluster_of
+from bagua_bench.simulate.run import step_seconds, with_rounds
+
+BUCKETS = (1, 5, 10, 25, 64)
+"""MiB."""
+_NEGLIGIBLE = 0.1
+_NO_TIME = 1e-12  # seconds; by which TCP's rate under loss can still be divided
+
+
+def options(cluster: ClusterPart, transport: str) -> list[str]:
+    """Transports to compare: the one asked for, and those that the cluster was calibrated with."""
+    return [transport, *sorted(set(cluster.transports) - {transport})]
+
+
+def advise(cells: Sequence[Cell]) -> pd.DataFrame:
+    """One row per cell, fastest first: seconds of a step and an epoch, with the calibration's uncertainty, and why."""
+    rows = [_row(cell) for cell in cells]
+    return pd.DataFrame(rows).sort_values("step_seconds", ignore_index=True)
+
+
+def variants(cell: Cell) -> Iterator[list[str]]:
+    """Overrides of what is worth comparing of an algorithm: over a whole period or training, in all its forms."""
+    declared = facts.algorithm(cell.algo)
+    by_server = cell.cluster.ranks_per_server > 1
+    forms = declared.compare if by_server else ((),)
+    sizes = [[]] if declared.buckets else [[f"run.bucket_size={size}MiB"] for size in BUCKETS]
+    for form in forms:
+        yield from ([*length(declared), *(f"algo.{option}" for option in form), *size] for size in sizes)
+
+
+def length(declared: facts.AlgorithmFacts) -> list[str]:
+    """Overrides with which the mean step is that of a training: a warm-up of its share, or whole periods."""
+    if not declared.warm_up_share:
+        return [f"run.steps={declared.period}"] if declared.period > 1 else []
+    options = [f"algo.{option}" for option in declared.warm_up_of_one]
+    return [*options, f"run.steps={round(1 / declared.warm_up_share)}", "run.untimed=0"]
+
+
+def available(group: str) -> list[str]:
+    """Names of a configuration group's files."""
+    return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
+
+
+def _row(cell: Cell) -> dict[str, Any]:
+    from bagua_bench.simulate.rehearsal import rehearse
+
+    scaled = scale_model(cell)
+    layers, cluster, program = layers_of(scaled.task, scaled.shrink), cluster_of(scaled), rehearse(scaled)
+    compute = compute_of(scaled, layers)
+    declared, layout = facts.algorithm(cell.algo), cluster.layout
+    if program.round is not None:
+        program = with_rounds(program, cluster, compute, declared.rounds)
+    timing = Clock(cluster, compute).run(program)
+    step = sum(taken[0]["step"] for taken in timing.steps) / len(timing.steps)
+    samples = cell.task.batch * cell.run.accumulate * layout.ranks
+    by_server = declared.by_server and layout.per_server > 1 and layout.servers > 1
+    return {
+        "algorithm": cell.algo.name,
+        "same_update": declared.same_update,
+        "steps": len(timing.steps),
+        "warm_up": declared.warm_up_share,
+        "note": declared.note,
+        "between": "servers" if by_server else "ranks",
+        "transport": cell.transport.name,
+        "bucket": declared.buckets or f"{cell.run.bucket_size / 2**20:g} MiB",
+        "step_seconds": step,
+        "epoch_seconds": step * layers.samples_per_epoch / samples,
+        "round_seconds": timing.round_seconds if program.round else math.nan,
+        "staleness_steps": (timing.staleness if timing.rounds else math.inf) if program.round else math.nan,
+        "uncertainty": cluster.physics.uncertainty,
+        "why": why(program, cluster, compute, step),
+    }
+
+
+def why(program: Program, cluster: Cluster, compute: Compute, step: float) -> str:
+    """What a step's time beyond computing goes away with: how much of it, of how much there is."""
+    waiting = 1 - compute.step / step
+    if waiting < _NEGLIGIBLE:
+        return f"compute-bound: {max(0.0, waiting):.0%} waiting"
+    near = deepcopy(cluster.network)
+    soon = replace(cluster.physics, latency=_NO_TIME, call=0.0, inside_hop=0.0)
+    no_latency = replace(cluster, network=replace(near, latency=0.0, jitter=0.0), physics=soon)
+    wide = dict.fromkeys(("line", "ring", "connection", "process", "servers", "shaped"), 1000000000000000.0)
+    no_limit = replace(cluster, network=replace(near, line=1e15), physics=replace(cluster.physics, **wide))
+    saved = {
+        "latency": step - step_seconds(program, no_latency, compute),
+        "bandwidth": step - step_seconds(program, no_limit, compute),
+    }
+    kind = max(saved, key=lambda key: saved[key])
+    return f"{kind}-bound: {max(saved[kind], 0) / step:.0%} of {waiting:.0%} waiting"

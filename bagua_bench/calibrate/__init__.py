@@ -1,0 +1,1 @@
+"""Fits the simulator's physical parameters, and says what its predictions are worth."""

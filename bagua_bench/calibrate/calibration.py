@@ -1,0 +1,276 @@
+"""What a cluster is calibrated on: published figures, or records of this suite; and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
+
+from bagua_bench.calibrate import published, quality
+from bagua_bench.calibrate.fit import Case, Fit, case, fit
+from bagua_bench.calibrate.parameters import GLOO, NAMESPACES, OTHER_CAMPAIGN, PAPER, Parameter, tree
+from bagua_bench.calibrate.selection import Selection, simulable, simulated
+from bagua_bench.configuration.cell import Cell, ClusterPart, ComputePart, NetworkPart
+from bagua_bench.configuration.compose import compose_cell
+from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.configuration.resolve import register
+from bagua_bench.results import records
+from bagua_bench.simulate.cluster import physics_of
+
+_STEPS = ("mode=simulate", "run.steps=1", "run.untimed=1")
+_FOLDS, _HALVES = 5, 3
+
+
+@dataclass(frozen=True)
+class Known:
+    """A known step time, and where it is shown; `role`: in the fit, to be predicted, or shown but beyond any line."""
+
+    figure: str
+    panel: str
+    label: str
+    case: Case
+    role: Literal["fitted", "predicted", "impossible"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Known step times, the parameters that they shall determine, and the cluster file that keeps them."""
+
+    cluster: str
+    known: Sequence[Known]
+    parameters: Sequence[Parameter]
+    base: dict[str, Any]
+    fit: str | None = None
+    """Settings of the records that the fit uses; None: it uses all."""
+    left_out: str = ""
+    """Records that cannot be simulated: how many, and why."""
+
+    @property
+    def cases(self) -> list[Case]:
+        """The points that the fit uses."""
+        return [k.case for k in self.known if k.role == "fitted"]
+
+    def calibrate(self) -> Fit:
+        """Fit the parameters to the points that are to be fitted."""
+        return fit(self.cases, self.parameters, self.base)
+
+    def write(self, found: Fit) -> Path:
+        """Put the values into the cluster's file, and say in it where they come from."""
+        path = _file(self.cluster)
+        head = [line for line in path.read_text().splitlines() if line.startswith("#")] if path.exists() else []
+        layout = OmegaConf.load(path) if path.exists() else OmegaConf.create({"servers": 2, "ranks_per_server": 1})
+        layout.physics = tree([float(v) for v in found.values], self.parameters, self.base)
+        if self.fit is not None:
+            layout.physics.fit = self.fit
+        errors = found.errors(self.cases)
+        if self._can_leave_out:
+            errors = quality.held_out(self.cases, quality.folds(len(self.cases), _FOLDS), self.parameters, found)
+        layout.physics.uncertainty = float(f"{np.quantile(np.abs(errors), 0.9):.2g}")
+        path.write_text("\n".join(head) + "\n" * bool(head) + OmegaConf.to_yaml(layout))
+        return path
+
+    @property
+    def _can_leave_out(self) -> bool:
+        """Whether there are points enough to fit without some of them."""
+        return len(self.cases) >= 2 * len(self.parameters)
+
+    def errors(self) -> pd.DataFrame:
+        """Every point with the prediction of the cluster's file as it stands."""
+        rows = []
+        for k in self.known:
+            cell = k.case.cell
+            predicted = k.case.predict(physics_of(_with_cluster(cell.cluster, self.cluster), cell.transport.name))
+            rows.append(
+                {
+                    "figure": k.figure,
+                    "panel": k.panel,
+                    "label": k.label,
+                    "task": cell.task.name,
+                    "window": _window(cell.network, cell.shrink),
+                    "role": k.role,
+                    "seconds": k.case.seconds,
+                    "predicted": predicted,
+                    "error": predicted / k.case.seconds - 1,
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def validate(self) -> Iterator[tuple[str, pd.DataFrame | str]]:
+        """Tables of errors: of the cluster's file, then of points left out of new fits."""
+        data = self.errors()
+        parts = {role: data[data["role"] == role] for role in ("fitted", "predicted", "impossible")}
+        yield from _tables("points in the fit", parts["fitted"])
+        if len(parts["predicted"]):
+            yield "the fit uses", str(self.fit)
+            yield from _tables("predicted points", parts["predicted"])
+            yield "every predicted point", parts["predicted"].drop(columns=["role", "window"])
+        if len(parts["impossible"]):
+            yield "shown, not fitted (no such line could carry them)", parts["impossible"]
+        if self._can_leave_out:
+            yield "points when they were not in the fit", self._left_out()
+        inside = parts["fitted"]
+        yield "largest errors in the fit", inside.loc[inside["error"].abs().sort_values(ascending=False).index[:12]]
+
+    def _left_out(self) -> pd.DataFrame:
+        """Errors of the fitted points, by fits without them."""
+        cases, best = self.cases, self.calibrate()
+        figures = [k.figure for k in self.known if k.role == "fitted"]
+        splits: dict[str, Sequence[object]] = {
+            f"{_FOLDS}-fold": quality.folds(len(cases), _FOLDS),
+        }
+        if len(set(figures)) > 1:
+            splits = {"one figure left out": figures, **splits}
+        for seed in range(_HALVES):
+            splits[f"random half {seed + 1}"] = quality.folds(len(cases), 2, seed)
+        rows = {}
+        for name, groups in splits.items():
+            errors = quality.held_out(cases, groups, self.parameters, best)
+            rows[name] = quality.summary(pd.Series(errors))
+        return pd.DataFrame(rows).T
+
+
+def _tables(title: str, data: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame | str]]:
+    names = {"figure": "figure or campaign", "task": "task", "label": "system or algorithm", "window": "TCP window"}
+    for column, name in names.items():
+        if data[column].nunique() > 1:
+            yield f"{title}, by {name}", quality.by(data, column)
+    yield f"all {title}", pd.DataFrame({"": quality.summary(data["error"])}).T
+    right, pairs = quality.ranking(data)
+    agree = f"{right} of {pairs} pairs more than 5 % apart in the right order"
+    yield f"ranking of {title}", f"{agree} ({right / pairs:.1%})" if pairs else agree
+
+
+def open_source(cluster: str, folder: Path, files: Sequence[Path] | None, chosen: str | None = None) -> Source:
+    """What a cluster of this name is calibrated on. ValueError if there is nothing.
+
+    chosen: settings of the records that a fit uses (`bagua_bench.calibrate.selection`), None for all.
+    """
+    register()
+    if files:
+        known, left_out = _recorded(files, chosen)
+        return Source(cluster, known, *_unknowns(known), chosen, left_out)
+    if chosen is not None:
+        raise ValueError(f"--fit {chosen}: selects among --records, and there are none")
+    if cluster == "bagua_paper":
+        return Source(cluster, _published(folder), PAPER, {})
+    if cluster == "bagua_paper_e2e":
+        base = OmegaConf.to_container(OmegaConf.load(_file("bagua_paper")))
+        assert isinstance(base, dict)
+        return Source(cluster, _end_to_end(folder), OTHER_CAMPAIGN, base.get("physics", {}))
+    raise ValueError(f"--cluster {cluster}: allowed without --records: bagua_paper, bagua_paper_e2e")
+
+
+def cluster_folder() -> Path:
+    """Where clusters' files are."""
+    return FOLDER / "cluster"
+
+
+def _file(cluster: str) -> Path:
+    return cluster_folder() / f"{cluster}.yaml"
+
+
+def fit_of(cluster: str) -> str | None:
+    """The settings of the records that a cluster's file was fitted to, as `calibrate` left them there."""
+    path = _file(cluster)
+    if not path.exists():
+        raise ValueError(f"--cluster {cluster}: {path} does not exist; calibrate writes it")
+    chosen = OmegaConf.select(OmegaConf.load(path), "physics.fit")
+    return None if chosen is None else str(chosen)
+
+
+def _unknowns(known: Sequence[Known]) -> tuple[tuple[Parameter, ...], dict[str, Any]]:
+    """What records of this kind leave to be fitted, and what is known of their transports."""
+    transports = {k.case.cell.transport.name: k.case.cell.transport.backend for k in known}
+    if "nccl" in transports.values():
+        return tuple(p for p in PAPER if p.transport is None or p.transport in transports), {}
+    return NAMESPACES, {"transport": {name: GLOO for name, backend in transports.items() if backend == "gloo"}}
+
+
+def _cells(overrides: Iterable[Sequence[str]]) -> list[Cell]:
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        return [compose_cell([*_STEPS, *each]) for each in overrides]
+
+
+def _cell(overrides: Sequence[str]) -> Cell:
+    return _cells([overrides])[0]
+
+
+@cache
+def _compute() -> ComputePart:
+    return _cell([]).profile
+
+
+def _with_cluster(cluster: ClusterPart, name: str) -> ClusterPart:
+    """The cluster with the parameters in the file of another."""
+    loaded = OmegaConf.to_container(OmegaConf.load(_file(name)))
+    assert isinstance(loaded, dict)
+    return replace(cluster, physics=loaded.get("physics") or {})
+
+
+def _published(folder: Path) -> list[Known]:
+    known = []
+    points = list(published.distinct(published.points(folder)))
+    for point, cell in zip(points, _cells(["cluster=bagua_paper", *p.overrides] for p in points), strict=True):
+        made = case(cell, point.step_seconds(cell.task.batch))
+        panel = f"{point.figure} {point.bandwidth:g} Gbit/s {point.latency:g} ms"
+        role: Literal["fitted", "impossible"] = "fitted" if point.fitted and made.is_possible else "impossible"
+        known.append(Known(point.figure, panel, point.label, made, role))
+    return known
+
+
+def _end_to_end(folder: Path) -> list[Known]:
+    known = []
+    runs = list(published.end_to_end(folder))
+    cells = _cells(["cluster=bagua_paper", *overrides] for _, overrides, _ in runs)
+    for (label, _, seconds), cell in zip(runs, cells, strict=True):
+        known.append(Known("e2e_vgg16", "e2e_vgg16", label, case(cell, seconds), "fitted"))
+    return known
+
+
+def _recorded(files: Sequence[Path], chosen: str | None) -> tuple[list[Known], str]:
+    """One point per cell, the median step of its rounds; and what was left out. ValueError if nothing is fitted."""
+    selection = Selection.read(chosen or "", _cell)
+    found, left_out = simulable(records.read(files))
+    if not found:
+        raise ValueError(f"{files[0]}: no record of a finished measured or emulated run; {left_out}".removesuffix("; "))
+    cells: dict[str, list[records.Record]] = {}
+    for record in found:
+        cells.setdefault(record["cell"], []).append(record)
+    known = [_point(rounds, selection) for rounds in cells.values()]
+    if all(k.role == "predicted" for k in known):
+        raise ValueError(f"--fit {chosen}: none of the {len(known)} cells in {', '.join(map(str, files))} is like that")
+    return known, left_out
+
+
+def _point(rounds: Sequence[records.Record], selection: Selection) -> Known:
+    """A typical step is the median: a lost packet holds single steps up for TCP's least timeout, 0.2 s."""
+    first, original = rounds[0], records.cell_of(rounds[0])
+    role: Literal["fitted", "predicted"] = "fitted" if original in selection else "predicted"
+    cell = simulated(original)
+    cell = replace(cell, run=replace(cell.run, steps=1, untimed=max(1, cell.run.untimed)))
+    if cell.compute is None:  # computing was real, and is known
+        known = replace(cell.task, step_seconds=_computing(rounds) / cell.run.accumulate)
+        cell = replace(cell, compute=_compute(), task=known)
+    seconds = float(np.median([step for r in rounds for step in r["result"]["step_seconds"]]))
+    network = cell.network
+    rate = f"{network.bandwidth / 1e9:g} Gbit/s" if network.bandwidth else "unlimited"
+    link = f"{rate} {network.latency * 1e3:g} ms, {_window(network)}"
+    panel = f"{cell.task.name}, {first['ranks']} ranks, {link}"
+    return Known(first["campaign"], panel, cell.algo.name, case(cell, seconds), role)
+
+
+def _window(network: NetworkPart, shrunk: float = 1.0) -> str:
+    return f"windows of {network.tcp_window * shrunk / 2**20:.3g} MiB"
+
+
+def _computing(rounds: Sequence[records.Record]) -> float:
+    """Seconds of a step without the communication that it waits for."""
+    phases = [r["result"]["phase_seconds"] for r in rounds]
+    return float(np.mean([sum(p.values()) - p["communication"] for p in phases]))

@@ -1,0 +1,88 @@
+"""Which records a fit uses: those that can be simulated, and whose configuration has some settings.
+
+The settings are a text, KEY=VALUE,VALUE ...
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.validate import validate
+from bagua_bench.results.records import Record, cell_of
+
+Compose = Callable[[Sequence[str]], Cell]
+"""Resolves overrides of the command line to a cell."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Settings and the plain values that each may have; none select everything."""
+
+    text: str
+    allowed: tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...]
+
+    @classmethod
+    def read(cls, text: str, compose: Compose) -> Selection:
+        """From `task=vgg16 network.bandwidth=10gbit,25gbit`. ValueError for a setting that does not exist."""
+        return cls(text, tuple(_setting(part, compose) for part in text.split()))
+
+    def __contains__(self, cell: Cell) -> bool:
+        """Whether a cell has all the settings."""
+        config = cell.to_json()
+        return all(_value(config, path) in values for path, values in self.allowed)
+
+
+def simulable(found: Iterable[Record]) -> tuple[list[Record], str]:
+    """The records that a simulation can be held against; of the others, on one line, how many and why (or nothing)."""
+    kept, others = [], Counter[str]()
+    for record in found:
+        if reason := _obstacle(record):
+            others[reason] += 1
+        else:
+            kept.append(record)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in others.items())
+    return kept, f"left out {others.total()} of {others.total() + len(kept)} records: {reasons}" if others else ""
+
+
+def simulated(cell: Cell) -> Cell:
+    """A cell that was run, to be simulated: computing takes the time that is known, whatever its precision was."""
+    return replace(cell, mode="simulate", run=replace(cell.run, precision="fp32"))
+
+
+def _obstacle(record: Record) -> str:
+    if record["status"] != "done" or record["source"] == "simulated":
+        return str(record["source"] if record["status"] == "done" else record["status"])
+    try:
+        validate(simulated(cell_of(record)))
+    except ValueError as error:
+        return f"({str(error).partition(';')[0]})"
+    return ""
+
+
+def _setting(part: str, compose: Compose) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    try:
+        override = OverridesParser.create().parse_override(part)
+        key = str(override.key_or_group)
+        swept = override.is_sweep_override()
+        values = list(override.sweep_string_iterator()) if swept else [part.partition("=")[2]]
+        cells = [compose([f"{key}={value}"]).to_json() for value in values]
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"--fit {part}: expected settings as on the command line, KEY=VALUE,VALUE: {why}") from None
+    path = (key, "name") if "." not in key and isinstance(cells[0].get(key), dict) else tuple(key.split("."))
+    return path, tuple(_value(cell, path) for cell in cells)
+
+
+def _value(config: Mapping[str, Any], path: Sequence[str]) -> Any:
+    found: Any = config
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found

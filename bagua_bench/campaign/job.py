@@ -1,0 +1,67 @@
+"""Runs one job and records how it ended; a campaign is many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from bagua_bench.configuration.cell import Cell, Job
+from bagua_bench.configuration.network_shape import is_shaped
+from bagua_bench.launch import joined
+from bagua_bench.launch.failures import RunFailed
+from bagua_bench.launch.local import Watch, run_local
+from bagua_bench.launch.shaped import run_shaped
+from bagua_bench.machine.scale import scale_model
+from bagua_bench.results import records
+from bagua_bench.results.records import Record
+from bagua_bench.results.result import Result
+
+
+def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None:
+    """Run a job and append its record; returns the record and its file, or None on ranks that do not record.
+
+    A failed run is recorded and returned; an interrupted one is recorded and raises KeyboardInterrupt.
+    """
+    began = datetime.now(timezone.utc)
+    path = records.file_of(job.cell.run.results, campaign)
+    measured: dict[str, Any] = {}
+
+    def keep(finish: Callable[[Record], Record]) -> tuple[Record, Path]:
+        record = finish(records.make_record(job.cell, campaign, job.round, began))
+        record["network"]["measured"] = measured or None
+        records.append(path, record)
+        return record, path
+
+    try:
+        result = _run(job.cell, watch, measured)
+    except RunFailed as failure:
+        reason, log = failure.reason, failure.log
+        kept = keep(lambda record: records.fail(record, reason))
+        _keep_log(path.parent, kept[0], log)
+        return kept
+    except KeyboardInterrupt:
+        keep(lambda record: records.fail(record, "interrupted"))
+        raise
+    return None if result is None else keep(lambda record: records.complete(record, result))
+
+
+def _run(cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result | None:
+    """The result, on the rank that records; `measured` receives what was measured of an emulated network."""
+    if cell.mode == "simulate":
+        from bagua_bench.simulate.run import simulate
+
+        return simulate(cell)
+    cell = scale_model(cell)
+    if joined.is_joined():
+        return joined.run_joined(cell)
+    return run_shaped(cell, watch, measured) if is_shaped(cell) else run_local(cell, watch)
+
+
+def _keep_log(folder: Path, record: Record, log: str) -> None:
+    """Keep what the processes of a failed run printed."""
+    if log:
+        path = folder / "logs" / f"{record['cell']}-{record['round']}.log"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(log)

@@ -1,0 +1,239 @@
+"""A cell: one fully resolved configuration in seconds, bytes and bits/s, and what names it. No torch import."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from bagua_bench.configuration import plain
+
+_NOT_IDENTITY = {"run": ("results",), "algo": ("about",), "task": ("about",)}
+"""Keys of groups that say where results go, or what is declared of what is run, but not what is run."""
+
+
+@dataclass(frozen=True)
+class AlgoPart:
+    """The algorithm or peer: its class, the options that belong to it, and what is declared of it (`facts`)."""
+
+    name: str
+    target: str
+    options: Mapping[str, Any]
+    about: Mapping[str, Any] | None
+
+    def to_plain(self) -> dict[str, Any]:
+        """The keys of the group, options among them."""
+        about = {} if self.about is None else {"about": plain.dump(self.about)}
+        return {"name": self.name, "_target_": self.target, **plain.dump(self.options), **about}
+
+    @classmethod
+    def from_plain(cls, given: Mapping[str, Any], path: str = "algo") -> AlgoPart:
+        """From the keys of the group; ValueError without a name."""
+        return cls(*_component(given, ("name", "_target_", "about"), path))
+
+
+@dataclass(frozen=True)
+class TaskPart:
+    """The task: as the algorithm, and how long a step of it takes where computing is emulated or simulated."""
+
+    name: str
+    target: str
+    options: Mapping[str, Any]
+    about: Mapping[str, Any] | None
+    step_seconds: float | None
+    """Of one rank; None is the profile's."""
+
+    @property
+    def batch(self) -> int:
+        """Samples of a rank in a batch."""
+        return int(self.options["batch"])
+
+    @property
+    def scale(self) -> str:
+        """Of parameters and input: paper, cpu or tiny."""
+        return str(self.options.get("scale", "paper"))
+
+    def to_plain(self) -> dict[str, Any]:
+        """The keys of the group, options among them."""
+        about = {} if self.about is None else {"about": plain.dump(self.about)}
+        own = {"name": self.name, "_target_": self.target, "step_seconds": self.step_seconds}
+        return {**own, **plain.dump(self.options), **about}
+
+    @classmethod
+    def from_plain(cls, given: Mapping[str, Any], path: str = "task") -> TaskPart:
+        """From the keys of the group; ValueError without a name, or for a time that is none."""
+        step = plain.load(float | None, given.get("step_seconds"), f"{path}.step_seconds")  # type: ignore[arg-type]
+        return cls(*_component(given, ("name", "_target_", "about", "step_seconds"), path), step)
+
+
+def _component(
+    given: Mapping[str, Any], own: Sequence[str], path: str
+) -> tuple[str, str, dict[str, Any], Mapping[str, Any] | None]:
+    if "name" not in given:
+        raise ValueError(f"{path}.name: is missing")
+    options = {key: value for key, value in given.items() if key not in own}
+    return given["name"], given.get("_target_") or "", options, given.get("about")
+
+
+@dataclass(frozen=True)
+class TransportPart:
+    """What moves the bytes."""
+
+    name: str
+    backend: str
+    plugin: str | None
+    streams: int | None
+
+
+@dataclass(frozen=True)
+class ClusterPart:
+    """Servers and ranks; `server` and `slow_ranks` by number, `physics` as the simulator's files have it."""
+
+    name: str
+    servers: int
+    ranks_per_server: int
+    server: Mapping[str, Mapping[str, float | None]]
+    slow_ranks: Mapping[str, float]
+    physics: Mapping[str, Any]
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.servers * self.ranks_per_server
+
+    @property
+    def transports(self) -> Mapping[str, Mapping[str, Any]]:
+        """Physical parameters that hold over one transport only, by its name."""
+        return self.physics.get("transport") or {}
+
+
+@dataclass(frozen=True)
+class NetworkPart:
+    """The links between the servers: bits/s (None: no limit), seconds, shares, bytes."""
+
+    name: str
+    bandwidth: float | None
+    latency: float
+    jitter: float
+    loss: float
+    congestion: Literal["cubic", "bbr", "reno"]
+    tcp_window: int
+    flow_rates: tuple[float, ...]
+    backend: Literal["auto", "netem", "link", "none"]
+
+
+@dataclass(frozen=True)
+class KnownStep:
+    """Seconds that a step takes with so many samples."""
+
+    seconds: float
+    batch: float
+
+
+@dataclass(frozen=True)
+class ComputePart:
+    """The machine whose computing is emulated or simulated."""
+
+    name: str
+    step_seconds: Mapping[str, KnownStep]
+    flops: float
+    forward_share: float
+    memory_bandwidth: float
+    shrink: float
+    optimizer: Literal["profile", "measured"]
+    codec: Literal["profile", "measured"]
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """How the cell is run."""
+
+    steps: int
+    untimed: int
+    warmup: int
+    seed: int
+    device: Literal["cpu", "cuda"]
+    precision: Literal["fp32", "bf16", "fp16"]
+    overlap: bool
+    bucket_size: int
+    find_unused_parameters: bool
+    accumulate: int
+    timeout: float
+    evaluate: bool
+    results: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One experiment. Functions take the part that they need."""
+
+    mode: Literal["measure", "emulate", "simulate"]
+    task: TaskPart
+    algo: AlgoPart
+    transport: TransportPart
+    cluster: ClusterPart
+    network: NetworkPart
+    compute: ComputePart | None = None
+    """None where computing is real."""
+    run: RunPart
+
+    @cached_property
+    def id(self) -> str:
+        """Equal cells are the same experiment."""
+        return identity(self.to_json())
+
+    @property
+    def profile(self) -> ComputePart:
+        """Of the machine whose computing is emulated or simulated."""
+        assert self.compute is not None, "computing is real"
+        return self.compute
+
+    @property
+    def shrink(self) -> float:
+        """How many times smaller its run is than what it says; 1 where computing is real."""
+        return 1.0 if self.mode == "measure" or self.compute is None else self.compute.shrink
+
+    @property
+    def label(self) -> str:
+        """Short text for people."""
+        return f"{self.task.name} {self.algo.name} over {self.transport.name}, {self.cluster.ranks} ranks"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as a record keeps them."""
+        found: dict[str, Any] = plain.dump(self)
+        return found
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Cell:
+        """What `to_json` wrote. ValueError, one line, for what is missing, unknown or of the wrong type."""
+        return plain.load(cls, given)
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """Hash of a cell's JSON without where its results go and what is declared."""
+    known = {key: _without(value, _NOT_IDENTITY.get(key, ())) for key, value in config.items()}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _without(value: Any, keys: Sequence[str]) -> Any:
+    return {key: item for key, item in value.items() if key not in keys} if keys else value
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys and values of all groups of a cell's JSON, without those that are no part of the identity."""
+    flat: dict[str, Any] = {}
+    for group, values in config.items():
+        values = _without(values, _NOT_IDENTITY.get(group, ()))
+        flat |= {f"{group}.{k}": v for k, v in values.items()} if isinstance(values, dict) else {group: values}
+    return flat
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a cell, in a fresh set of processes."""
+
+    cell: Cell
+    round: int

@@ -1,0 +1,189 @@
+"""What is declared of algorithms, peers and tasks, beside them: the key `about` of their YAML. No torch import.
+
+Consumers read these facts; nobody guesses them from names of keys or classes. A contract test measures each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+from bagua_bench.configuration import conf_folder
+from bagua_bench.configuration.cell import AlgoPart, TaskPart
+from bagua_bench.sources.signature import attributes
+
+_RESERVE = ("#17becf", "#bcbd22", "#393b79", "#637939", "#8c6d31", "#843c39", "#7b4173", "#3182bd")
+_PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+@dataclass(frozen=True)
+class AlgorithmFacts:
+    """Of an algorithm or a peer, with the options that a configuration gives it."""
+
+    title: str
+    """Its name for people."""
+    same_update: bool
+    """Whether a step of SGD is DDP's, but for rounding: the mean of all gradients."""
+    period: int = 1
+    """Steps after which its traffic repeats."""
+    warm_up: int = 0
+    """Steps at the beginning in which it is gradient all-reduce."""
+    warm_up_share: float = 0.0
+    """Share of a training that its warm-up should take."""
+    warm_up_of_one: tuple[str, ...] = ()
+    """Options with which the warm-up takes one step."""
+    rounds: int = 0
+    """0: it communicates in steps. Else it averages in rounds beside them; a timed run has at least so many."""
+    pairs: bool = False
+    """Whether it pairs ranks (or servers), of which there must be an even number."""
+    unpaired: str = ""
+    """The option that takes an odd number."""
+    by_server: bool = False
+    """Whether it exchanges between servers only, after a sum inside each."""
+    compare: tuple[tuple[str, ...], ...] = ((),)
+    """Options worth comparing where servers have several ranks."""
+    tolerance: float = 1e-4
+    """How far apart, relatively, float32 weights of short runs may be whose sums are rounded differently."""
+    skips_steps: bool = True
+    """Whether a step can be left out after communication (an overflow under fp16) with no trace of it."""
+    needs_shapes: bool = False
+    """Whether it looks at the shapes of parameters: a scale model, whose tensors are flat, says nothing of it."""
+    buckets: str = ""
+    """What it sends together where run.bucket_size does not say; empty where it does."""
+    in_bytes: tuple[str, ...] = ()
+    """Options that count bytes (or MiB): smaller in a scale model."""
+    modes: tuple[str, ...] = ("measure", "emulate", "simulate")
+    """Modes it can be run in."""
+    peer: bool = False
+    """Whether it is a system of its own instead of an algorithm of the engine."""
+    baseline: bool = False
+    """Whether the others are compared with it."""
+    advised: bool = True
+    """Whether advice ranks it; what only repeats somebody's published code is there to be compared with."""
+    note: str = ""
+    """What has to be said where its speed is advised."""
+    short: Mapping[str, Any] = field(default_factory=dict)
+    """Options with which few steps show what it does."""
+    colour: str = ""
+    marker: str = ""
+
+    group: ClassVar[str] = "algo"
+
+    def whole(self, steps: int) -> int:
+        """`steps`, or as many more as make whole periods: a mean over parts of one says nothing."""
+        return -(-steps // self.period) * self.period
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """Of a task."""
+
+    title: str
+    """Its name for people."""
+    layers: bool = True
+    """Whether its parameters belong to layers, whose time can be slept or simulated."""
+    epoch: int = 0
+    """Samples of an epoch of the published runs; 0: those of the task's own data."""
+
+    group: ClassVar[str] = "task"
+
+
+Facts = TypeVar("Facts", AlgorithmFacts, TaskFacts)
+
+
+def algorithm(algo: AlgoPart) -> AlgorithmFacts:
+    """The facts of a cell's algorithm. ValueError for a declaration that is none."""
+    return _algorithm(algo.name, algo.target, json.dumps(algo.about, sort_keys=True))
+
+
+@cache
+def _algorithm(name: str, target: str, about: str) -> AlgorithmFacts:
+    given = json.loads(about)
+    own = _read(AlgorithmFacts, name, given)
+    fixed = {"buckets": "one"} if target and not own.buckets and attributes(target).get("one_bucket") else {}
+    number = sum(map(ord, name))  # any, but always the same
+    looks = {"colour": _RESERVE[number % len(_RESERVE)], "marker": _MARKERS[number % len(_MARKERS)]}
+    return _read(AlgorithmFacts, name, {**looks, **given, **fixed})
+
+
+@cache
+def option(name: str) -> AlgorithmFacts:
+    """The facts of algo=NAME with its own options; of a name that there is no file for, a title and looks."""
+    from omegaconf import OmegaConf
+
+    if not (conf_folder.FOLDER / "algo" / f"{name}.yaml").exists():
+        return _algorithm(name, "", json.dumps({"title": name, "same_update": False}))
+    register_resolvers()
+    algo = OmegaConf.to_container(OmegaConf.create({"algo": conf_folder.option("algo", name)}), resolve=True)
+    assert isinstance(algo, dict)
+    return algorithm(AlgoPart.from_plain({"name": name, **algo["algo"]}))
+
+
+@cache
+def baseline() -> str:
+    """The option of the group algo that the others are compared with."""
+    names = sorted(path.stem for path in (conf_folder.FOLDER / "algo").glob("*.yaml"))
+    return next(name for name in names if option(name).baseline)
+
+
+def register_resolvers() -> None:
+    """What declarations may use: ${equal:A,B}."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("equal", lambda a, b: a == b, replace=True)
+
+
+def declared(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of an old record, as it stands there, with what its algorithm and its task declare today."""
+    from omegaconf import OmegaConf
+
+    register_resolvers()
+    found = dict(config)
+    for group, empty in (("algo", {"title": config["algo"]["name"], "same_update": False}), ("task", {"title": ""})):
+        name = config[group]["name"]
+        known = (conf_folder.FOLDER / group / f"{name}.yaml").exists()
+        own = conf_folder.option(group, name) if known else {"about": empty}
+        whole = OmegaConf.create({group: OmegaConf.merge(own, config[group])})  # it may be older than some option
+        about = OmegaConf.to_container(OmegaConf.select(whole, f"{group}.about"), resolve=True)
+        found[group] = {**config[group], "about": about}
+    return found
+
+
+def task(task: TaskPart) -> TaskFacts:
+    """The facts of a cell's task. ValueError for a declaration that is none."""
+    return _read(TaskFacts, task.name, task.about)
+
+
+def equal_replicas(algo: AlgoPart) -> bool:
+    """Whether all ranks have the same weights after every step: the algorithm's own `consensus` is 0."""
+    return not attributes(algo.target).get("consensus")
+
+
+def _read(kind: type[Facts], name: str, about: Any) -> Facts:
+    """ValueError, one line, for an `about` that lacks something, or has what it should not."""
+    path = f"conf/{kind.group}/{name}.yaml"
+    if not isinstance(about, Mapping):
+        raise ValueError(f"{path}: about: is missing; it declares what {kind.group}={name} is ({_names(kind)})")
+    known = {f.name: f for f in fields(kind)}
+    for key, value in about.items():
+        if key not in known:
+            raise ValueError(f"{path}: about.{key}={value}: no such key; allowed: {_names(kind)}")
+        wanted = _PLAIN.get(str(known[key].type))
+        if wanted is not None and (not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted)):
+            raise ValueError(f"{path}: about.{key}={value}: expected {known[key].type}")
+    for f in fields(kind):
+        if f.name not in about and f.default is MISSING and f.default_factory is MISSING:
+            raise ValueError(f"{path}: about.{f.name} is missing")
+    return kind(**{key: _frozen(value) for key, value in about.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def _names(kind: Any) -> str:
+    return ", ".join(f.name for f in fields(kind))

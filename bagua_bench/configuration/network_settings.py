@@ -1,0 +1,117 @@
+"""Checks what is asked of a network, and turns texts with units into plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bagua_bench.configuration import plain, units
+from bagua_bench.configuration.cell import Cell, ClusterPart, NetworkPart
+from bagua_bench.configuration.network_shape import LINK_KEYS, MOST_SERVERS, Link, link_of
+
+_UNITS: dict[str, Mapping[str, float]] = {
+    "bandwidth": units.BITS_PER_SECOND,
+    "latency": units.LATENCY,
+    "jitter": units.LATENCY,
+    "loss": units.FRACTION,
+}
+
+
+_LEAST_RATE = 8000  # bits/s
+
+
+def parts(network: Mapping[str, Any], cluster: Mapping[str, Any]) -> tuple[NetworkPart, ClusterPart]:
+    """From the texts of the groups `network` and `cluster` to bits/s, seconds, bytes and fractions.
+
+    The backend becomes `none` if nothing is asked for. ValueError for a text that cannot be read.
+    """
+    for key, example in (("server", "server.1.bandwidth=100mbit"), ("slow_ranks", "slow_ranks.1=1.5")):
+        if not isinstance(cluster[key], dict):
+            raise ValueError(f"cluster.{key}={cluster[key]}: expected a number after it, as in cluster.{example}")
+    plain_network = {
+        **network,
+        **_plain_link("network", {key: network[key] for key in LINK_KEYS}),
+        "tcp_window": int(units.parse("network.tcp_window", network["tcp_window"], units.BYTES)),
+        "flow_rates": [units.parse("network.flow_rates", r, units.BITS_PER_SECOND) for r in network["flow_rates"]],
+    }
+    plain_cluster = {
+        **cluster,
+        "server": {str(k): _plain_link(f"cluster.server.{k}", link) for k, link in cluster["server"].items()},
+        "slow_ranks": {str(rank): factor for rank, factor in cluster["slow_ranks"].items()},
+        "physics": cluster["physics"] or {},
+    }
+    made = plain.load(NetworkPart, plain_network, "network"), plain.load(ClusterPart, plain_cluster, "cluster")
+    nothing = made[0].backend == "auto" and not _asked(*made)
+    return (replace(made[0], backend="none"), made[1]) if nothing else made
+
+
+def _asked(network: NetworkPart, cluster: ClusterPart) -> str:
+    """The first setting that asks for something, as the user would write it; empty if there is none."""
+    own = {key: getattr(network, key) for key in LINK_KEYS}
+    for path, link in [("network", own), *((f"cluster.server.{k}", v) for k, v in cluster.server.items())]:
+        for key in LINK_KEYS:
+            if value := link.get(key):
+                return f"{path}.{key}={text(key, value)}"
+    return "network.flow_rates" if network.flow_rates else ""
+
+
+def problems(cell: Cell) -> Iterator[str]:
+    """Problems of the groups `network` and `cluster`, one line each."""
+    network, cluster = cell.network, cell.cluster
+    asked = _asked(network, cluster)
+    real = cell.mode != "simulate"
+    if real and network.backend == "none" and asked:
+        yield f"{asked}: network.backend=none shapes nothing; allowed: auto, netem, link"
+    if real and network.backend != "none" and not 2 <= cluster.servers <= MOST_SERVERS:
+        yield f"cluster.servers={cluster.servers}: an emulated network joins 2 to {MOST_SERVERS} servers"
+    if network.flow_rates and network.backend == "netem":
+        yield "network.flow_rates: netem does not tell connections apart; allowed: network.backend=auto or link"
+    if min(network.flow_rates, default=_LEAST_RATE) < _LEAST_RATE:
+        yield f"network.flow_rates={min(network.flow_rates):.10g}bit: must be at least 8kbit"
+    if network.tcp_window < 4096:
+        yield f"network.tcp_window={network.tcp_window}B: must be at least 4096B"
+    yield from _link_problems("network", {key: getattr(network, key) for key in LINK_KEYS}, link_of(network))
+    for server, changes in cluster.server.items():
+        yield from _not_below(f"cluster.server.{server}", server, cluster.servers)
+        yield from _link_problems(f"cluster.server.{server}", changes, link_of(network, changes))
+    for rank, factor in cluster.slow_ranks.items():
+        yield from _not_below(f"cluster.slow_ranks.{rank}", rank, cluster.ranks)
+        if factor < 1:
+            yield f"cluster.slow_ranks.{rank}={factor}: expected a factor on the rank's compute time, at least 1"
+
+
+def _link_problems(path: str, given: Mapping[str, float | None], link: Link) -> Iterator[str]:
+    """Of what is given, and of the link that it makes."""
+    bandwidth, loss = given.get("bandwidth"), given.get("loss")
+    if bandwidth is not None and bandwidth < _LEAST_RATE:
+        yield f"{path}.bandwidth={text('bandwidth', bandwidth)}: must be at least 8kbit; null is unlimited"
+    if loss is not None and not 0 <= loss <= 0.5:
+        yield f"{path}.loss={text('loss', loss)}: must be at most 50%"
+    if link.jitter and link.bandwidth is None:
+        yield (
+            f"{path}.jitter={text('jitter', link.jitter)}: needs network.bandwidth, "
+            "because packets would overtake each other without a link that carries one at a time"
+        )
+
+
+def _not_below(path: str, number: str, limit: int) -> Iterator[str]:
+    if not number.isdecimal() or int(number) >= limit:
+        yield f"{path}: no such {path.split('.')[1].removeprefix('slow_').rstrip('s')}; allowed: 0 to {limit - 1}"
+
+
+def text(key: str, value: float) -> str:
+    """The value of a key of LINK_KEYS as a user writes it: ('latency', 0.005) is '5ms'."""
+    return units.text(value, _UNITS[key])
+
+
+def _plain_link(path: str, given: Any) -> dict[str, float | None]:
+    if not isinstance(given, dict):
+        raise ValueError(f"{path}={given}: expected one of its keys: {', '.join(LINK_KEYS)}")
+    link: dict[str, float | None] = {}
+    for key, value in given.items():
+        if key not in LINK_KEYS:
+            raise ValueError(f"{path}.{key}={value}: no such key; allowed in {path}: {', '.join(LINK_KEYS)}")
+        unlimited = key == "bandwidth" and value is None
+        link[key] = None if unlimited else units.parse(f"{path}.{key}", value, _UNITS[key])
+    return link

@@ -1,0 +1,104 @@
+"""The step from Hydra's tree of texts with units to a cell in plain values."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from bagua_bench.configuration import facts, network_settings, plain, units
+from bagua_bench.configuration.cell import AlgoPart, Cell, ComputePart, RunPart, TaskPart, TransportPart
+from bagua_bench.configuration.schema import GROUPS, SCALES, Config, Mode
+from bagua_bench.processes import owner
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message is one line for the user."""
+
+
+def register() -> None:
+    """Tell Hydra the schema and OmegaConf the resolvers used in conf/."""
+    ConfigStore.instance().store("schema", Config)
+    OmegaConf.register_new_resolver("default_scale", _default_scale, replace=True)
+    OmegaConf.register_new_resolver("by_scale", _by_scale, replace=True)
+    OmegaConf.register_new_resolver("default_transport", _default_transport, replace=True)
+    OmegaConf.register_new_resolver("scratch", _scratch, replace=True)
+    facts.register_resolvers()
+
+
+_scratch_folder = cache(owner.folder)
+
+
+def _scratch() -> str:
+    """A folder for what Hydra writes during a multirun; it goes with the process."""
+    return _scratch_folder().name
+
+
+def _default_scale(*, _root_: DictConfig) -> str:
+    on_gpu = has_cuda() and _root_.transport.backend == "nccl"
+    return "paper" if _root_.mode != Mode.measure or on_gpu else "cpu"
+
+
+def _default_transport() -> str:
+    return "nccl" if has_cuda() else "gloo"
+
+
+def _by_scale(*values: Any, _parent_: DictConfig) -> Any:
+    """The value for the task's scale; a wrong scale is reported by `validate`."""
+    return values[SCALES.index(_parent_.scale) if _parent_.scale in SCALES else 0]
+
+
+def has_cuda() -> bool:
+    """Whether this process sees an NVIDIA GPU and the installed torch is a CUDA build (found without importing it)."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return False
+    try:
+        library = distribution("torch").locate_file("torch/lib/libtorch_cuda.so")
+    except PackageNotFoundError:
+        return False
+    devices = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("dxg")]  # the latter in Windows' Linux
+    return Path(str(library)).exists() and bool(devices)
+
+
+def resolve(config: DictConfig, choices: dict[str, str]) -> Cell:
+    """The cell in plain units; `choices` names the option of each group. ConfigError if a value does not parse."""
+    given = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    assert isinstance(given, dict)
+    groups = {group: {"name": choices[group], **(given[group] or {})} for group in GROUPS}
+    try:
+        network, cluster = network_settings.parts(groups["network"], groups["cluster"])
+        transport = plain.load(TransportPart, groups["transport"], "transport")
+        cell = Cell(
+            mode=given["mode"],
+            task=TaskPart.from_plain(groups["task"]),
+            algo=AlgoPart.from_plain(groups["algo"]),
+            transport=transport,
+            cluster=cluster,
+            network=network,
+            compute=_compute(choices["compute"], given["compute"]) if given["mode"] != "measure" else None,
+            run=_run(given["run"], transport.backend),
+        )
+        facts.algorithm(cell.algo), facts.task(cell.task)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return cell
+
+
+def _compute(name: str, given: dict[str, Any]) -> ComputePart:
+    bandwidth = units.parse("compute.memory_bandwidth", given["memory_bandwidth"], units.BYTES)
+    return plain.load(ComputePart, {"name": name, **given, "memory_bandwidth": bandwidth}, "compute")
+
+
+def _run(given: dict[str, Any], backend: str) -> RunPart:
+    own: dict[str, float | str] = {
+        "bucket_size": int(units.parse("run.bucket_size", given["bucket_size"], units.BYTES)),
+        "timeout": units.parse("run.timeout", given["timeout"], units.SECONDS),
+    }
+    if given["device"] == "auto":
+        own["device"] = "cuda" if has_cuda() and backend == "nccl" else "cpu"
+    return plain.load(RunPart, {**given, **own}, "run")

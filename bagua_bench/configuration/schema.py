@@ -1,0 +1,172 @@
+"""The keys that a configuration may have: the groups that the suite owns, as Hydra reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Optional
+
+from omegaconf import DictConfig
+
+GROUPS = ("task", "algo", "transport", "cluster", "network")
+SCALES = ("paper", "cpu", "tiny")
+
+
+class Mode(Enum):
+    """What is real (docs/design.md, Three modes, one code path)."""
+
+    measure = "measure"
+    emulate = "emulate"
+    simulate = "simulate"
+
+
+class Origin(Enum):
+    """Whose time the optimizer, or codecs and an algorithm's other arithmetic, takes in `mode=emulate`.
+
+    The profile's, or this machine's for doing it.
+    """
+
+    profile = "profile"
+    measured = "measured"
+
+
+class Backend(Enum):
+    """What shapes an emulated network: auto is netem where the kernel has it, else link; none leaves it as it is."""
+
+    auto = "auto"
+    netem = "netem"
+    link = "link"
+    none = "none"
+
+
+class Congestion(Enum):
+    """TCP congestion control of the emulated servers."""
+
+    cubic = "cubic"
+    bbr = "bbr"
+    reno = "reno"
+
+
+class Device(Enum):
+    """Where the ranks compute: auto is cuda where torch and the machine have it and the transport is NCCL."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Precision(Enum):
+    """Of forward and loss: bf16 and fp16 are torch's autocast, fp16 with loss scaling; all else stays float32."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+@dataclass
+class RunKeys:
+    """How a cell is run. Times and sizes are texts with units."""
+
+    steps: int = 20  # timed ...
+    untimed: int = 0  # ... after so many that count for learning only
+    warmup: int = 3  # at least so many before both, undone afterwards
+    seed: int = 0
+    device: Device = Device.auto
+    precision: Precision = Precision.fp32
+    overlap: bool = True
+    bucket_size: str = "10MiB"
+    find_unused_parameters: bool = False
+    accumulate: int = 1
+    timeout: str = "60s"
+    evaluate: bool = True
+    results: str = "results"
+
+
+@dataclass
+class TransportKeys:
+    """What moves the bytes: a backend of torch.distributed.
+
+    `plugin` is NCCL's network plugin (bagua_net, or null for NCCL's own sockets), `streams` the TCP connections that
+    bagua_net uses between two ranks.
+    """
+
+    backend: str = "gloo"
+    plugin: Optional[str] = None  # noqa: UP045  OmegaConf reads it
+    streams: Optional[int] = None  # noqa: UP045
+
+
+def _open_mapping() -> Any:
+    """A mapping that takes any key from the command line; what is allowed is checked later."""
+    return DictConfig({}, flags={"struct": False})
+
+
+@dataclass
+class ClusterKeys:
+    """Servers and the ranks on each. Ranks of one server are consecutive.
+
+    `server` gives single servers another link (cluster.server.2.bandwidth=100mbit), `slow_ranks` single ranks a factor
+    on their compute time (cluster.slow_ranks.3=1.5); both count from 0. `physics`: for the simulator.
+    """
+
+    servers: int = 2
+    ranks_per_server: int = 1
+    server: Any = field(default_factory=_open_mapping)
+    slow_ranks: Any = field(default_factory=_open_mapping)
+    physics: Any = field(default_factory=_open_mapping)
+
+
+@dataclass
+class NetworkKeys:
+    """The links between the servers, one per server. Rates, times and sizes are texts with units."""
+
+    bandwidth: Optional[str] = None  # noqa: UP045  OmegaConf reads it
+    latency: str = "0ms"
+    jitter: str = "0ms"
+    loss: str = "0%"
+    congestion: Congestion = Congestion.cubic
+    tcp_window: str = "4MiB"
+    flow_rates: list[str] = field(default_factory=list)  # limits of single TCP connections of a server, in turns
+    backend: Backend = Backend.auto
+
+
+@dataclass
+class ComputeKeys:
+    """The machine whose computing is emulated or simulated; `conf/compute/v100.yaml` explains the keys."""
+
+    step_seconds: Any = field(default_factory=dict)
+    flops: float = 8.4e12
+    forward_share: float = 1 / 3
+    memory_bandwidth: str = "675GB"
+    shrink: float = 1.0  # tensors are so many times smaller: a scale model
+    optimizer: Origin = Origin.profile
+    codec: Origin = Origin.profile
+
+
+@dataclass
+class CampaignKeys:
+    """Cells = every combination of points of the `axes`, each composed with `overrides` (KEY=VALUE).
+
+    An axis is a text KEY=A,B,C or a list of points, each a text of one or more KEY=VALUE.
+    """
+
+    rounds: int = 5
+    overrides: list[str] = field(default_factory=list)
+    axes: list[Any] = field(default_factory=list)
+    figure: str = "throughput"
+    dry_run: bool = False  # show the cells and how long they will take, and stop
+
+
+@dataclass
+class Config:
+    """Everything; `task` and `algo` hold the constructor arguments of their `_target_`."""
+
+    mode: Mode = Mode.measure
+    task: Any = None
+    algo: Any = None
+    transport: TransportKeys = field(default_factory=TransportKeys)
+    cluster: ClusterKeys = field(default_factory=ClusterKeys)
+    network: NetworkKeys = field(default_factory=NetworkKeys)
+    compute: ComputeKeys = field(default_factory=ComputeKeys)
+    run: RunKeys = field(default_factory=RunKeys)
+    campaign: Optional[CampaignKeys] = None  # noqa: UP045  OmegaConf reads it
+    debug: Any = None

@@ -1,0 +1,181 @@
+"""Says what is wrong with a resolved configuration, before anything is started and without importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from bagua_bench import libraries
+from bagua_bench.configuration import facts, network_settings
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.resolve import ConfigError, has_cuda
+from bagua_bench.sources.signature import arguments
+
+_MAX_STREAMS = 64  # kMaxStreams of the transport
+DIGITS_TRAIN = 1437
+"""Training samples of the bundled digits (`tasks.images`)."""
+
+
+def validate(cell: Cell) -> None:
+    """Raise ConfigError, one line that names key, value and what is allowed, for the first thing that is wrong."""
+    for rule in (
+        _constructors,
+        _ranges,
+        _algorithm,
+        _device,
+        _transport,
+        network_settings.problems,
+        _data,
+        _peers,
+        _modes,
+    ):
+        for message in rule(cell):
+            raise ConfigError(message)
+
+
+def _constructors(cell: Cell) -> Iterator[str]:
+    for group, part in (("task", cell.task), ("algo", cell.algo)):
+        try:
+            accepted = arguments(part.target)
+        except ValueError as error:
+            yield f"{group}.{error}"
+            return
+        for key, value in part.options.items():
+            if key not in accepted:
+                yield f"{group}.{key}={_text(value)}: no such key; allowed in {group}: {', '.join(accepted)}"
+            elif problem := accepted[key].problem(value):
+                yield f"{group}.{key}={_text(value)}: {problem}"
+
+
+def _ranges(cell: Cell) -> Iterator[str]:
+    for path, value, least in _least(cell):
+        if value < least:
+            yield f"{path}={value}: must be at least {least}"
+    if cell.task.step_seconds is not None and cell.task.step_seconds <= 0:
+        yield f"task.step_seconds={cell.task.step_seconds}: must be positive, or null for the profile's"
+    if cell.run.timeout <= 0:
+        yield f"run.timeout={cell.run.timeout}s: must be positive"
+
+
+def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
+    """Keys, their values, and the least that each may be."""
+    run, cluster = cell.run, cell.cluster
+    yield "run.steps", run.steps, 1
+    yield "run.untimed", run.untimed, 0
+    yield "run.warmup", run.warmup, 0
+    yield "run.accumulate", run.accumulate, 1
+    yield "run.bucket_size", run.bucket_size, 0
+    yield "cluster.servers", cluster.servers, 1
+    yield "cluster.ranks_per_server", cluster.ranks_per_server, 1
+    yield "task.batch", cell.task.options.get("batch", 1), 1
+    yield "compute.shrink", cell.shrink, 1
+
+
+def _algorithm(cell: Cell) -> Iterator[str]:
+    """What is declared of the algorithm, against the rest."""
+    declared, cluster, name = facts.algorithm(cell.algo), cell.cluster, cell.algo.name
+    if cell.mode not in declared.modes:
+        yield f"algo={name}: the suite has its schedule only; allowed: mode={', '.join(declared.modes)}"
+    by_server = declared.by_server and cluster.ranks_per_server > 1 and cluster.servers > 1
+    paired, what = (cluster.servers, "servers") if by_server else (cluster.ranks, "ranks")
+    if declared.pairs and paired % 2:
+        instead = f", or algo.{declared.unpaired}" if declared.unpaired else ""
+        yield (
+            f"algo={name}: it pairs {what}, and cluster.servers={cluster.servers} x "
+            f"cluster.ranks_per_server={cluster.ranks_per_server} gives {paired}; allowed: an even number{instead}"
+        )
+    if declared.needs_shapes and cell.shrink != 1:
+        yield (
+            f"compute.shrink={cell.shrink:g}: algo={name} looks at the shapes of parameters, which a "
+            "scale model does not have; allowed: 1"
+        )
+    if cell.run.precision == "fp16" and not declared.skips_steps:
+        yield (
+            f"run.precision=fp16: algo={name} moves its state before it is known whether the step is skipped for an "
+            "overflow; allowed: fp32, bf16"
+        )
+
+
+def _device(cell: Cell) -> Iterator[str]:
+    device, transport = cell.run.device, cell.transport
+    if transport.backend == "nccl" and device != "cuda" and cell.mode == "measure":
+        cpu = "bagua_net" if transport.plugin else "gloo"
+        but = f"run.device={device}" if has_cuda() else "no CUDA device is here, or torch is no CUDA build"
+        yield f"transport={transport.name}: NCCL moves CUDA tensors only, but {but}; use {cpu}"
+    if transport.backend == "gloo" and device == "cuda" and cell.mode == "measure":
+        yield f"transport={transport.name}: moves CPU tensors only, but run.device=cuda; use nccl"
+    if cell.run.precision != "fp32" and cell.mode != "measure":
+        yield f"run.precision={cell.run.precision}: mode={cell.mode} computes nothing; allowed: fp32"
+
+
+def _transport(cell: Cell) -> Iterator[str]:
+    transport, device = cell.transport, cell.run.device
+    name, streams, plugin = transport.name, transport.streams, transport.plugin
+    used = transport.backend == "bagua_net" or plugin is not None
+    if plugin not in (None, "bagua_net") or (plugin and transport.backend != "nccl"):
+        yield f"transport.plugin={plugin}: allowed: bagua_net or null, with transport.backend=nccl"
+    if used != (streams is not None) or not 1 <= (streams or 1) <= _MAX_STREAMS:
+        yield f"transport.streams={_text(streams)}: allowed: 1 to {_MAX_STREAMS} with bagua_net, null without"
+    if transport.backend == "bagua_net" and device != "cpu":
+        yield f"transport={name}: moves CPU tensors only, but run.device={device}; use nccl_bagua_net"
+    if used and cell.mode != "simulate":
+        try:
+            libraries.plugin()
+        except RuntimeError as error:
+            yield f"transport={name}: {error}"
+
+
+def _data(cell: Cell) -> Iterator[str]:
+    data = cell.task.options.get("data")
+    if data is None or cell.mode != "measure":
+        return
+    batch, ranks = cell.task.batch, cell.cluster.ranks
+    samples = batch * ranks
+    available = DIGITS_TRAIN
+    if data != "digits":
+        root = Path(data)
+        for part in ("train", "val"):
+            if not (root / part).is_dir():
+                yield f"task.data={data}: allowed: digits, or a directory with train/CLASS/*.jpg and val/CLASS/*.jpg"
+                return
+        available = _count(root / "train", samples)
+    if samples > available:
+        yield (
+            f"cluster.servers={cell.cluster.servers}: {ranks} ranks x task.batch={batch} need {samples} samples a "
+            f"step, {data} has {available}; allowed: at most {available // batch} ranks"
+        )
+
+
+def _count(folder: Path, enough: int) -> int:
+    """Number of files in the folders of `folder`, counted until there are enough."""
+    found = 0
+    for item in folder.glob("*/*"):
+        found += item.is_file()
+        if found >= enough:
+            break
+    return found
+
+
+def _peers(cell: Cell) -> Iterator[str]:
+    if not facts.algorithm(cell.algo).peer:
+        return
+    run = cell.run
+    for key, value, default in (
+        ("overlap", run.overlap, True),
+        ("bucket_size", run.bucket_size, 10 * 2**20),
+        ("find_unused_parameters", run.find_unused_parameters, False),
+    ):
+        if value != default:
+            yield f"run.{key}={_text(value)}: belongs to Bagua's engine; algo={cell.algo.name} has its own options"
+
+
+def _modes(cell: Cell) -> Iterator[str]:
+    if cell.mode != "measure" and not facts.task(cell.task).layers:
+        yield f"mode={cell.mode}: task={cell.task.name} has no layers to take time; allowed: measure"
+
+
+def _text(value: object) -> str:
+    """A value as the user would write it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

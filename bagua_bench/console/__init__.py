@@ -1,0 +1,1 @@
+"""What the user sees of runs on the terminal. No torch import."""

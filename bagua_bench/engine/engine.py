@@ -1,0 +1,298 @@
+"""The engine: runs an algorithm's communication beside a model's forward and backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from algorithms.base import Algorithm, When
+from bagua_bench.comm import CountedComm
+from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.engine import checkpoint, hooks, state
+from bagua_bench.engine.agreement import agree, description
+from bagua_bench.engine.asynchronous import AveragingLoop
+from bagua_bench.engine.buckets import make_buckets
+from bagua_bench.engine.buffers import Buffers
+from bagua_bench.engine.gradients import Gradients
+from bagua_bench.engine.lanes import Lane
+from bagua_bench.engine.layout import is_dense, refuse_unfit
+from bagua_bench.engine.rounds import Rounds
+from bagua_bench.engine.schedule import Schedule
+from bagua_bench.engine.several import Several
+from bagua_bench.engine.stepper import Stepper
+from bagua_bench.engine.streams import lane_for
+from bagua_bench.engine.watch import Watch, release, take
+
+MIB = 2**20
+
+
+class Engine(Stepper):
+    """Trains `model` with `algorithm` over `comm`: construct, then forward, backward, `step()`; `close()` at the end.
+
+    Construction is collective: it compares the ranks' models, broadcasts parameters and buffers from rank 0, moves
+    the parameters into flat buckets and installs hooks. When `backward()` returns, `.grad` is what the optimizer will
+    use: the averaged gradient, or, where the algorithm communicates no gradients, this rank's own. A failed collective
+    is raised, as `CommError`, by the `backward()` or `step()` that needs it.
+
+    optimizer: of the model's parameters; or several, whose steps are taken one after another.
+    comm: the ranks that take part; None: all ranks of torch.distributed's default group.
+    bucket_size: bytes at which a bucket closes; 0 makes one bucket per tensor.
+    overlap: run communication beside the backward (or forward) pass; off: after it.
+    find_unused_parameters: let parameters go without a gradient in a step; off: an error names them.
+    broadcast_buffers: keep buffers alike: rank 0's, or, where replicas differ, the mean of floating-point ones.
+    max_grad_norm: clip gradients to this norm before they are used: the averaged ones, or this rank's own where the
+    algorithm uses these; `grad_norm` is the norm before clipping.
+    lane, averaging: make the objects that run communication beside computation, in steps (None: a thread, or a stream
+    on a GPU) and in averaging rounds. arithmetic: the context of the algorithm's methods, on whichever thread.
+
+    ValueError, one line, for a model, an optimizer or a number of ranks that does not fit, and where ranks differ.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        algorithm: Algorithm,
+        comm: CountedComm | None = None,
+        *,
+        bucket_size: int = 10 * MIB,
+        overlap: bool = True,
+        find_unused_parameters: bool = False,
+        broadcast_buffers: bool = True,
+        max_grad_norm: float | None = None,
+        lane: Callable[[], Lane] | None = None,
+        averaging: Callable[..., Any] = AveragingLoop,
+        arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        super().__init__(find_unused_parameters, max_grad_norm, averaging)
+        optimizers = hooks.check_optimizers(optimizer)
+        if not isinstance(algorithm, Algorithm):
+            raise ValueError(f"algorithm={algorithm}: expected an algorithm, such as GradientAllReduce()")
+        self.module = self.model = model
+        self.algorithm = algorithm
+        self.comm = TorchComm.default() if comm is None else comm
+        self.consensus = algorithm.consensus
+        self._owns_comm = comm is None
+        self._bucket_size = 2**63 if algorithm.one_bucket else bucket_size
+        self._overlap, self._broadcasts = overlap, broadcast_buffers
+        self._make_lane, self._arithmetic = lane, arithmetic
+        self._lane: Lane | None = None
+        self._forward_hook: RemovableHandle | None = None
+        self._guards: list[RemovableHandle] = []
+        self.optimizer = algorithm.optimizer(optimizers[0] if len(optimizers) == 1 else Several(optimizers))
+        try:
+            self._attach()
+            self._start()
+        except BaseException:
+            self.close(failed=True)
+            raise
+        for each in {*optimizers, self.optimizer}:
+            self._guards.append(hooks.forbid_steps(each, lambda: self._stepping or self._synchronized))
+
+    # -- life cycle -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._refuse_closed()
+        if self._averaging is not None:
+            if self._in_forward and not self._synchronized:
+                raise RuntimeError("paused(): between a training forward and step(), where averages cannot be applied")
+            self._averaging.stop()
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+        self._run_averaging()
+
+    def restart(self) -> None:
+        """Forget all steps taken, and begin anew from rank 0's weights and buffers; collective."""
+        with self.paused():
+            self._schedule.drain()
+            self._watch.bring_home()
+            self._broadcast_everything()
+            self._start()
+
+    def rebuild(self) -> None:
+        """Make the buckets anew from the parameters that the model has now; collective, between two steps.
+
+        Call it when parameters thawed, froze, or changed type or memory format. State that belongs to parameters is
+        kept. Parameters that thaw or freeze become rank 0's.
+        """
+        self._refuse_closed()
+        self._schedule.drain()
+        self._in_forward = False
+        with self.paused():
+            saved, trained = state.collect(self.buckets, self._names), set(self._gradients.params)
+            pending = self._schedule.pending
+            self._detach()
+            self._attach(trained)
+            self.algorithm.start(self.buckets, self.comm, self.optimizer)
+            state.restore(self.buckets, self._names, saved)
+            self._schedule.resume(pending)
+            self._averaging = None
+            self._begin(self.steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps taken and the algorithm's state on this rank, live; save it beside the model's and the optimizer's."""
+        self._schedule.drain()
+        own = {"steps": self.steps, "rank": self.comm.rank, "ranks": self.comm.size, "weights": self._fingerprint()}
+        return {**own, "pending": self._schedule.pending, **state.collect(self.buckets, self._names)}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from this rank's `state_dict()`, after model and optimizer were loaded; collective with averaging
+        rounds.
+
+        ValueError, with nothing changed, if it belongs to another rank, another number of ranks, another algorithm, or
+        to other weights of this rank.
+        """
+        self.refuse_other_state(saved)
+        if saved["weights"] not in (None, self._fingerprint()):
+            raise ValueError(
+                "checkpoint: this rank's weights are not those it was saved with; load the model after Engine is made, "
+                "which gives all ranks rank 0's weights"
+            )
+        with self.paused():
+            self._schedule.drain()
+            self._watch.bring_home()
+            self._start()
+            state.restore(self.buckets, self._names, saved)
+            self._schedule.resume(saved["pending"])
+            self._begin(saved["steps"])
+
+    def refuse_other_state(self, saved: Mapping[str, Any]) -> None:
+        """ValueError, one line, if `load_state_dict` cannot take this."""
+        if problem := state.problem(self.buckets, self._names, saved):
+            raise ValueError(f"checkpoint: {problem}")
+        own = (self.comm.rank, self.comm.size)
+        if (saved["rank"], saved["ranks"]) != own and (self.consensus > 0 or any(b.state for b in self.buckets)):
+            raise ValueError(
+                f"checkpoint: it is rank {saved['rank']}'s of {saved['ranks']}, this is rank {own[0]} of {own[1]}, and "
+                "with this algorithm ranks differ; use engine.save(folder) and engine.load(folder), or begin anew"
+            )
+
+    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write model, optimizer and algorithm of all ranks, and each rank's `extra`, to a new folder; collective."""
+        with self.paused():
+            checkpoint.save(self, Path(folder), extra)
+
+    def load(self, folder: str | Path) -> dict[str, Any]:
+        """Continue from what `save` wrote; collective. Returns this rank's `extra`. ValueError if it does not fit."""
+        with self.paused():
+            return checkpoint.load(self, Path(folder))
+
+    def settle(self) -> None:
+        """Make the replicas equal for good, at the end of training; collective. Equal ones do not change."""
+        with self.paused():
+            self._schedule.drain()
+            self._watch.bring_home()
+            self._schedule.run(partial(self.algorithm.settle, self.buckets, self.comm))
+            self._begin(self.steps)
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return self._schedule.rounds if When.ASYNC in self._schedule.moments else None
+
+    def sent(self) -> dict[str, float]:
+        return self.comm.sent
+
+    def close(self, failed: bool = False) -> None:
+        self._is_closed = True
+        self._detach()
+        for guard in self._guards:
+            guard.remove()
+        if self._lane is not None:
+            self._lane.close()
+        if self._averaging is not None:
+            self._averaging.abandon() if failed else self._averaging.stop()
+        self.algorithm.stop(self.optimizer)
+        if self._owns_comm and not failed:
+            self.comm.close()
+
+    # -- buckets and hooks ------------------------------------------------------------------------------------
+
+    def _attach(self, trained: Collection[Parameter] = ()) -> None:
+        """Put the parameters into buckets. All become rank 0's, or only those that join or leave the `trained` ones."""
+        model = self.model
+        refuse_unfit(model, self.optimizer)
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        device = next(iter(named.values())).device
+        where = torch.device("cpu") if device.type == "meta" else device
+        agree(description(model, self.algorithm.described(), *self._options()), self.comm, where)
+        take(named, self)
+        self.buckets = make_buckets(
+            named.values(), self._bucket_size, self.comm.size, self.algorithm.gradients, self.algorithm
+        )
+        self._names = {p: name for name, p in model.named_parameters()}
+        if trained:
+            self._broadcast(p.detach() for p in self._names if (p in trained) != p.requires_grad)
+        else:
+            self._broadcast_everything()
+        self._watch = Watch(model, self.buckets)
+        self._gradients = Gradients(self.buckets, self._names, self.algorithm.gradients)
+        if self._lane is None:
+            self._lane = lane_for(device) if self._make_lane is None else self._make_lane()
+        self._schedule = Schedule(
+            self.algorithm,
+            self.comm,
+            self._lane,
+            self.buckets,
+            Buffers(model, average=self.consensus > 0) if self._broadcasts else None,
+            overlap=self._overlap,
+            clips=self._max_norm is not None,
+            unscale=self._unscale,
+            arithmetic=self._arithmetic,
+        )
+        self._hook_gradients()
+        self._forward_hook = model.register_forward_pre_hook(hooks.ForwardHook(self._forward_begins))
+
+    def _options(self) -> list[str]:
+        """Options that all ranks must have in common."""
+        return [
+            f"bucket_size={self._bucket_size}",
+            f"find_unused_parameters={self._find_unused}",
+            f"broadcast_buffers={self._broadcasts}",
+            f"max_grad_norm={self._max_norm}",
+        ]
+
+    def _detach(self) -> None:
+        self._gradient_hooks.remove()
+        if self._forward_hook is not None:
+            self._forward_hook.remove()
+        release(self)
+
+    def _start(self) -> None:
+        """Go back before the first step; weights are equal on all ranks."""
+        self._schedule.forget()
+        for bucket in self.buckets:
+            bucket.state.clear()
+            bucket.each.clear()
+        self.algorithm.start(self.buckets, self.comm, self.optimizer)
+        self._begin(0)
+
+    def _fingerprint(self) -> list[float] | None:
+        """Sums of this rank's weights; None where all ranks have the same, or weights may change at any time."""
+        if self.consensus == 0 or When.ASYNC in self._schedule.moments:
+            return None
+        return [float(p.detach().sum(dtype=torch.float64)) for p in self._names if p.requires_grad]
+
+    def _broadcast_everything(self) -> None:
+        frozen = [p.detach() for p in self.model.parameters() if not p.requires_grad]
+        self._broadcast([*(bucket.weight for bucket in self.buckets), *frozen, *self.model.buffers()])
+
+    def _broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Give every rank rank 0's, as bytes: not every backend moves every type."""
+        for tensor in tensors:
+            if tensor.numel() and tensor.layout is torch.strided and is_dense(tensor):
+                data = tensor.contiguous()
+                self.comm.broadcast(data.view(-1).view(torch.uint8), 0)
+                tensor.copy_(data)

@@ -1,0 +1,49 @@
+"""How long a rank of the emulated machine computes. No torch import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bagua_bench.configuration.cell import Cell, ClusterPart
+from bagua_bench.machine.layers import Layers
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Seconds of one step of one rank, and the memory bandwidth that optimizer and codec run at, bytes/s."""
+
+    forward: float
+    backward: float
+    optimizer: float
+    memory_bandwidth: float
+    origin: str
+    """Where the time of a step comes from."""
+
+    @property
+    def step(self) -> float:
+        """All of a step but communication."""
+        return self.forward + self.backward + self.optimizer
+
+
+def compute_of(cell: Cell, layers: Layers) -> Compute:
+    """The computing times of a cell: `task.step_seconds`, else the profile's for the task, else by multiply-adds."""
+    task, profile, accumulate = cell.task, cell.profile, cell.run.accumulate
+    bandwidth = profile.memory_bandwidth / cell.shrink  # smaller tensors take the time of the originals
+    batch = task.batch * accumulate
+    known = profile.step_seconds.get(task.name)
+    if task.step_seconds is not None:
+        step, origin = task.step_seconds * accumulate, "task.step_seconds"
+    elif known is not None and task.scale != "tiny":
+        step, origin = known.seconds * batch / known.batch, f"compute={profile.name}"
+    else:
+        step = 6 * layers.macs * batch / profile.flops  # two FLOP per multiply-add, the backward pass twice
+        origin = f"multiply-adds at {profile.flops / 1e12:g} TFLOP/s (compute={profile.name})"
+    optimizer = min(layers.elements * layers.optimizer_bytes / bandwidth, step / 2)
+    passes = step - optimizer
+    forward = profile.forward_share * passes
+    return Compute(forward, passes - forward, optimizer, bandwidth, origin)
+
+
+def slow_factors(cluster: ClusterPart) -> dict[int, float]:
+    """Factor on the computing time of the ranks that have one."""
+    return {int(rank): float(factor) for rank, factor in cluster.slow_ranks.items()}

@@ -1,0 +1,25 @@
+"""Finds the layers of a task. Imports torch where no table has them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from bagua_bench.configuration.cell import TaskPart
+from bagua_bench.machine.layers import TABLES, Layers, read
+
+
+@cache
+def _table(name: str) -> Layers:
+    return read(TABLES / f"{name}.json")
+
+
+def layers_of(task: TaskPart, shrink: float = 1.0) -> Layers:
+    """The layers of a task, shrunk as asked: from its table at scale paper, otherwise from its model (with torch).
+
+    `cpu` has the parameters of `paper`, and the shares of its layers are to be those of the published input.
+    """
+    if task.scale in ("paper", "cpu") and (TABLES / f"{task.name}.json").exists():
+        return _table(task.name).shrunk(shrink)
+    from bagua_bench.machine.tabulate import tabulate  # imports torch
+
+    return tabulate(task).shrunk(shrink)

@@ -1,0 +1,92 @@
+"""`python -m bagua_bench.machine.tabulate TASK...`: write tables of tasks from their models on the meta device."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.utils.flop_counter import FlopCounterMode
+
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import TaskPart
+from bagua_bench.configuration.components import build
+from bagua_bench.machine.layers import TABLES, Layer, Layers
+from tasks.base import Task
+
+
+def tabulate(task: TaskPart) -> Layers:
+    """Run the task's forward pass on meta tensors and note, module by module, what it computes and with what."""
+    made: Task = build(task.target, task.options)
+    with torch.device("meta"):
+        model = made.model()
+    trainable = {p: i for i, p in enumerate(p for p in model.parameters() if p.requires_grad)}
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    kind, traffic = optimizer_traffic(made.optimizer(nn.Linear(1, 1)))
+    return Layers(
+        task=task.name,
+        scale=task.scale,
+        params=tuple((name, tuple(p.shape)) for name, p in zip(names, trainable, strict=True)),
+        layers=_layers(made, model, trainable),
+        optimizer=kind,
+        optimizer_bytes=traffic,
+        samples_per_epoch=facts.task(task).epoch or made.samples_per_epoch,
+    )
+
+
+def _layers(task: Task, model: nn.Module, position: dict[nn.Parameter, int]) -> tuple[Layer, ...]:
+    layers: list[Layer] = []
+    seen: set[int] = set()
+    counted = 0
+    flops = FlopCounterMode(display=False)
+
+    def note(module: nn.Module, *_: object) -> None:
+        nonlocal counted
+        own = [position[p] for p in module.parameters(recurse=False) if p in position and position[p] not in seen]
+        seen.update(own)
+        total = flops.get_total_flops()
+        layers.append(Layer((total - counted) // 2 // task.batch, tuple(own)))
+        counted = total
+
+    owners = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
+    hooks = [module.register_forward_hook(note) for module in owners]
+    batch = tuple(part.to("meta") if isinstance(part, Tensor) else part for part in next(task.batches(0, 1, 0)))
+    with flops:
+        task.loss(model, batch)
+    for hook in hooks:
+        hook.remove()
+    unused = [i for i in position.values() if i not in seen]
+    assert not unused, f"parameters {unused} belong to no module that the forward pass calls"
+    return tuple(layers)
+
+
+def optimizer_traffic(optimizer: Optimizer) -> tuple[str, int]:
+    """Name and bytes per parameter: every tensor of the update is read, those that change are written (float32)."""
+    if isinstance(optimizer, Adam):
+        return type(optimizer).__name__, 28  # reads x, g, m, v; writes x, m, v
+    assert isinstance(optimizer, SGD)
+    momentum = optimizer.defaults["momentum"] > 0
+    return "SGD momentum" if momentum else "SGD", 20 if momentum else 12
+
+
+def main() -> None:
+    """Survey the tasks named on the command line at scale paper."""
+    from hydra import initialize_config_dir
+
+    from bagua_bench.configuration.compose import compose_cell
+    from bagua_bench.configuration.conf_folder import FOLDER
+    from bagua_bench.configuration.resolve import register
+
+    register()
+    for name in sys.argv[1:]:
+        with initialize_config_dir(str(FOLDER), version_base=None):
+            cell = compose_cell([f"task={name}", "task.scale=paper"])
+        TABLES.mkdir(exist_ok=True)
+        layers = tabulate(cell.task)
+        layers.save(TABLES / f"{name}.json")
+        print(f"{name}: {layers.elements:,} parameters, {layers.macs / 1e9:.2f} G multiply-adds per sample")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Whose something is, and who ends with whom. No torch import."""

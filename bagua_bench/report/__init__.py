@@ -1,0 +1,1 @@
+"""Records and figures as one page of HTML."""

@@ -1,0 +1,10 @@
+"""`bagua-bench report`, also `bagua-bench report`."""
+
+from __future__ import annotations
+
+import sys
+
+from bagua_bench.report.page import main
+
+if __name__ == "__main__":
+    sys.exit(main())

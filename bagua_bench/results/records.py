@@ -1,0 +1,128 @@
+"""Records: one JSON line per run, schema in results/README.md. No torch import."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from bagua_bench.configuration.cell import Cell, flatten
+from bagua_bench.results import provenance
+from bagua_bench.results.result import Result
+from bagua_bench.results.schema_history import SCHEMA, migrate
+from bagua_bench.results.summary import summarise
+
+SOURCES = {"measure": "measured", "emulate": "emulated", "simulate": "simulated"}
+
+Record = dict[str, Any]
+
+
+def make_record(cell: Cell, campaign: str, round_: int, began: datetime) -> Record:
+    """What is known about a run before it has a result; its status is `failed` until `complete` or `fail`."""
+    config = cell.to_json()
+    return {
+        "schema": SCHEMA,
+        "status": "failed",
+        "reason": None,
+        "source": SOURCES[cell.mode],
+        "campaign": campaign,
+        "round": round_,
+        "cell": cell.id,
+        "began": began.isoformat(timespec="seconds"),
+        "seconds": (datetime.now(timezone.utc) - began).total_seconds(),
+        "config": config,
+        "ranks": cell.cluster.ranks,
+        "code": provenance.code(cell),
+        "machine": provenance.machine(),
+        "environment": provenance.environment(),
+        "network": {"asked": config["network"], "measured": None},
+        "result": None,
+    }
+
+
+def complete(record: Record, result: Result) -> Record:
+    """Add rank 0's result: status `done`, or `wrong` if its checks did not pass."""
+    checks = result.checks
+    status = "done" if checks.passed else "wrong"
+    return {**record, "status": status, "reason": checks.reason, "result": summarise(result)}
+
+
+def fail(record: Record, reason: str) -> Record:
+    """Status `failed` with its reason."""
+    return {**record, "status": "failed", "reason": reason}
+
+
+def cell_of(record: Record) -> Cell:
+    """The cell that was run. ValueError, one line, for a configuration that is none."""
+    return Cell.from_json(record["config"])
+
+
+def file_of(results: str, campaign: str) -> Path:
+    """The file with a campaign's records, in the folder `run.results`."""
+    return Path(results).resolve() / campaign / "records.jsonl"
+
+
+def append(path: Path, record: Record) -> None:
+    """Add one line, whole or not at all, and have it on disk on return."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        size = stream.seek(0, os.SEEK_END)
+        torn = size > 0 and os.pread(stream.fileno(), 1, size - 1) != b"\n"
+        stream.write(b"\n" * torn + json.dumps(record).encode() + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def read(paths: Iterable[Path]) -> list[Record]:
+    """All records of the files, in order and in the present schema. ValueError for a schema that is unknown.
+
+    A line that a killed writer left unfinished is passed over.
+    """
+    found = []
+    for path in paths:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            try:
+                found.append(migrate(record))
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}") from None
+    return found
+
+
+def comparable(records: Iterable[Record], axes: Iterable[str]) -> None:
+    """Raise ValueError if the records differ in anything but the axes (dotted keys of the configuration).
+
+    Code, machine and source of the numbers must be the same as well.
+    """
+    seen: dict[str, str] | None = None
+    code: dict[tuple[str, str], str] = {}
+    for record in records:
+        facts = _facts(record, set(axes))
+        for group in ("algo", "task"):
+            target = record["config"][group]["_target_"]
+            if code.setdefault((group, target), record["code"][group]) != record["code"][group]:
+                raise ValueError(f"records differ in the code of {target}")
+        if seen is not None and facts != seen:
+            keys = sorted(key for key in {*facts, *seen} if facts.get(key) != seen.get(key))
+            raise ValueError(f"records differ in {', '.join(keys)}, which is no axis of this figure")
+        seen = facts
+
+
+def _facts(record: Record, axes: set[str]) -> dict[str, str]:
+    facts = {
+        "source": record["source"],
+        "code": record["code"]["sources"],
+        "machine": record["machine"]["fingerprint"],
+        "packages": json.dumps(record["machine"]["packages"]),
+        "mode": record["config"]["mode"],
+    }
+    config = {key: value for key, value in flatten(record["config"]).items() if key.partition(".")[0] not in axes}
+    return facts | {key: json.dumps(value) for key, value in config.items() if key not in axes}

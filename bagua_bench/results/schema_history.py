@@ -1,0 +1,68 @@
+"""What changed in which version of a record, and the way from every older version to the present one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import identity
+
+HISTORY = {
+    1: "the first version",
+    2: "`config.algo.about` and `config.task.about`: what is declared of the algorithm and the task; "
+    "`config.algo.preset` is gone: what `released` stood for is written out in the algorithm's own "
+    "options; `config.run.precision` is never missing; `code` hashes what a number depends on instead of all sources; "
+    "`wrong` where an algorithm that averages in rounds applied none in the timed steps",
+}
+"""Versions and what each changed; results/README.md says the same."""
+SCHEMA = max(HISTORY)
+"""The version that is written."""
+
+_PRESET = {
+    "peers": "all",
+    "compress_single_rank": True,
+    "codec": "minmax_uint8",
+    "error_feedback": False,
+    "bias_correction": "drift",
+    "freeze_after": "warmup_minus_one",
+    "weight_decay_stage": "warmup",
+}
+"""What `preset=released` of version 1 made of the options that an algorithm had."""
+
+
+def migrate(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of any version in the present one, a version at a time. ValueError for a version that is unknown."""
+    version = record.get("schema")
+    if version not in HISTORY:
+        raise ValueError(f"schema {version}, this version reads {', '.join(map(str, HISTORY))}")
+    for old in range(version, SCHEMA):
+        record = {**_STEPS[old](record), "schema": old + 1}
+    return record
+
+
+def _from_1(record: dict[str, Any]) -> dict[str, Any]:
+    config = record["config"]
+    algo = {key: value for key, value in config["algo"].items() if key != "preset"}
+    if config["algo"].get("preset") == "released":
+        algo |= {key: value for key, value in _PRESET.items() if key in algo}
+    config = {**config, "algo": algo, "run": {"precision": "fp32", **config["run"]}}
+    if "about" not in algo:  # the last records of version 1 have it
+        config = facts.declared(config)
+    return {**record, **_without_rounds(record, config), "config": config, "cell": identity(config)}
+
+
+def _without_rounds(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """A verdict on a run whose algorithm averages in rounds, if none was applied: it is as fast as doing nothing."""
+    about = config["algo"]["about"]
+    if record["status"] != "done" or record["ranks"] == 1 or not about.get("rounds"):
+        return {}
+    result = record["result"]
+    if any(sum(rank.values()) for rank in result["bytes_per_step"]):
+        return {}
+    steps = len(result["step_seconds"])
+    return {"status": "wrong", "reason": f"no averaging round was applied in {steps} timed steps"}
+
+
+_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
+"""By version: the step from it to the next."""

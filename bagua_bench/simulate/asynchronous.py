@@ -1,0 +1,106 @@
+"""The virtual clock of algorithms that run ASYNC: training goes on while averaging rounds come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bagua_bench.machine.program import Collective, Gate, Operation, Phase, Program, Round, Step, Traffic, Wait, Work
+from bagua_bench.simulate.timing import Timing, split
+
+if TYPE_CHECKING:
+    from bagua_bench.simulate.clock import Clock
+
+
+def run_asynchronous(clock: Clock, program: Program) -> Timing:
+    """The time of every step, and how stale the averages are that are applied.
+
+    All ranks meet in a round's negotiation and exchange; a rank applies the result between two of its steps. A round
+    that is under way when a step computes slows it down.
+    """
+    assert program.round is not None
+    rounds, timing = _Rounds(clock, program.round), Timing()
+    now = [0.0 for _ in clock.classes]
+    for step in program.steps:
+        spent = []
+        for k in clock.classes:
+            end, marks = _step(clock, rounds, step, k, now[k])
+            spent.append(split(marks, end, now[k]))
+            now[k] = end
+        timing.steps.append(spent)
+    finished = [r for r in rounds.done if r.applied[0] is not None]
+    timing.rounds = len(finished)
+    if finished:
+        mean_step = now[0] / len(program.steps)
+        timing.round_seconds = rounds.period(finished)
+        ages = [applied - r.snapshot for r in finished for applied in r.applied if applied is not None]
+        timing.staleness = sum(ages) / len(ages) / mean_step
+    return timing
+
+
+class _Flight:
+    """One round: when its snapshot was taken, when its result is there, and when each class applied it."""
+
+    def __init__(self, begin: float, snapshot: float, end: float, classes: int) -> None:
+        self.begin, self.snapshot, self.end = begin, snapshot, end
+        self.applied: list[float | None] = [None] * classes
+
+
+class _Rounds:
+    """Rounds one after another; the next one begins `pause` after every class has applied the last."""
+
+    def __init__(self, clock: Clock, round_: Round) -> None:
+        self._round, self._classes = round_, len(clock.classes)
+        self._before, self._exchange = _total(clock, round_.before), _total(clock, round_.exchange)
+        self.apply = [sum(clock.duration(op, k) for op in round_.apply) for k in clock.classes]
+        self.done: list[_Flight] = []
+        self._launch(0.0)
+
+    def period(self, finished: Sequence[_Flight]) -> float:
+        """Mean time between the beginnings of rounds, seconds."""
+        if len(finished) < 2:
+            return finished[0].end - finished[0].begin + self._round.pause
+        return (finished[-1].begin - finished[0].begin) / (len(finished) - 1)
+
+    def busy(self, begin: float, end: float) -> float:
+        """Seconds of an interval in which a round is under way."""
+        return sum(max(0.0, min(end, f.end) - max(begin, f.begin)) for f in self.done[-3:])
+
+    def gate(self, k: int, now: float) -> float:
+        """Class k is between two steps: apply what is waiting; returns when it may go on."""
+        flight = self.done[-1]
+        if flight.applied[k] is None and flight.end <= now:
+            now += self.apply[k]
+            flight.applied[k] = now
+            if None not in flight.applied:
+                self._launch(max(at for at in flight.applied if at is not None) + self._round.pause)
+        return now
+
+    def _launch(self, begin: float) -> None:
+        snapshot = begin + self._before
+        self.done.append(_Flight(begin, snapshot, snapshot + self._exchange, self._classes))
+
+
+def _step(clock: Clock, rounds: _Rounds, step: Step, k: int, now: float) -> tuple[float, list[tuple[str, float]]]:
+    marks: list[tuple[str, float]] = []
+    for item in step:
+        if isinstance(item, Phase):
+            marks.append((item.name, now))
+        elif isinstance(item, Gate):
+            now = rounds.gate(k, now)
+        elif isinstance(item, Work):
+            work = clock.work(item, k)
+            now += work + clock.interference / (1 + clock.interference) * rounds.busy(now, now + work)
+        elif isinstance(item, Traffic):
+            now += clock.duration(item, k)
+        else:
+            assert isinstance(item, Wait), "an algorithm that runs ASYNC sends nothing in its steps"
+    return now, marks
+
+
+def _total(clock: Clock, ops: Sequence[Operation]) -> float:
+    """Seconds of operations that all classes go through together."""
+    return sum(
+        clock.duration(op, 0) if isinstance(op, Collective) else max(clock.duration(op, k) for k in clock.classes)
+        for op in ops
+    )

@@ -1,0 +1,168 @@
+"""From a cell to its program: the engine runs the algorithm on meta tensors and everything it does is written down."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from algorithms.base import Algorithm
+from algorithms.codecs.base import Codec
+from bagua_bench.configuration import facts, plain
+from bagua_bench.configuration.cell import AlgoPart, Cell, TaskPart
+from bagua_bench.configuration.components import build
+from bagua_bench.emulate.optimizer import IdleOptimizer
+from bagua_bench.emulate.task import EmulatedTask
+from bagua_bench.engine.engine import Engine
+from bagua_bench.machine.layers import Layers
+from bagua_bench.machine.lookup import layers_of
+from bagua_bench.machine.program import Phase, Program, Step, Traffic, Work
+from bagua_bench.peers.base import Peer
+from bagua_bench.simulate.tape import Tape, TapeComm, TapeLane, TapeLoop, TapePace
+
+
+@dataclass(frozen=True)
+class _Rehearsed:
+    """What of a cell a program depends on."""
+
+    task: TaskPart
+    algo: AlgoPart
+    servers: int
+    per_server: int
+    shrink: float
+    steps: int
+    untimed: int
+    accumulate: int
+    overlap: bool
+    bucket_size: int
+
+
+def rehearse(cell: Cell) -> Program:
+    """The program of a cell; of the network and of times it is independent, and remembered."""
+    run, cluster = cell.run, cell.cluster
+    rehearsed = _Rehearsed(
+        task=cell.task,
+        algo=cell.algo,
+        servers=cluster.servers,
+        per_server=cluster.ranks_per_server,
+        shrink=cell.shrink,
+        steps=facts.algorithm(cell.algo).whole(run.steps),
+        untimed=run.untimed,
+        accumulate=run.accumulate,
+        overlap=run.overlap,
+        bucket_size=run.bucket_size,
+    )
+    return _rehearsed(json.dumps(plain.dump(rehearsed), sort_keys=True))
+
+
+@cache
+def _rehearsed(identity: str) -> Program:
+    rehearsed = plain.load(_Rehearsed, json.loads(identity))
+    layers = layers_of(rehearsed.task, rehearsed.shrink)
+    component = build(rehearsed.algo.target, rehearsed.algo.options)
+    servers, per_server = rehearsed.servers, rehearsed.per_server
+    if isinstance(component, Peer):
+        return component.program(layers, servers, per_server, rehearsed.steps + rehearsed.untimed)
+    leader = _Rank(rehearsed, layers, 0)
+    steps = leader.steps()
+    kinds, counts = [leader], [servers * per_server]
+    if per_server > 1:
+        kinds.append(_Rank(rehearsed, layers, 1))
+        kinds[1].steps()
+        counts = [servers, servers * (per_server - 1)]
+    return Program(
+        steps,
+        sent=tuple(rank.sent for rank in kinds),
+        counts=tuple(counts),
+        round=leader.loop.round if leader.loop else None,
+        sent_per_round=tuple(rank.loop.sent if rank.loop else {} for rank in kinds),
+    )
+
+
+class _RehearsingEngine(Engine):
+    """Writes down when the backward pass is over and waiting begins."""
+
+    def __init__(self, tape: Tape, *arguments: Any, **options: Any) -> None:
+        self._tape = tape
+        super().__init__(*arguments, **options)
+
+    def _backward_is_over(self) -> None:
+        self._tape.add(Phase("communication"))
+
+
+class _Rank:
+    """One rank's engine on meta tensors. What it did not send by the timed steps is not counted."""
+
+    def __init__(self, rehearsed: _Rehearsed, layers: Layers, local: int) -> None:
+        self._run, self._tape = rehearsed, Tape()
+        self._loops: list[TapeLoop] = []
+        self._comm = TapeComm.world(self._tape, rehearsed.servers, rehearsed.per_server, local)
+        self._task = EmulatedTask(rehearsed.task.batch, layers, TapePace(self._tape), "meta")
+        self._model = self._task.model()
+        algorithm = build(rehearsed.algo.target, rehearsed.algo.options)
+        assert isinstance(algorithm, Algorithm)
+        with self._tape.deaf():  # what happens before the first step is free
+            self._engine = _RehearsingEngine(
+                self._tape,
+                self._model,
+                IdleOptimizer(self._model.parameters()),
+                algorithm,
+                self._comm,
+                bucket_size=self._run.bucket_size,
+                overlap=self._run.overlap,
+                lane=partial(TapeLane, self._tape),
+                averaging=self._make_loop,
+                arithmetic=self._tape.meter,
+            )
+        self._engine.optimizer.step = self._optimizer_step  # type: ignore[method-assign,assignment]
+        self.sent: dict[str, float] = {}
+
+    def steps(self) -> tuple[Step, ...]:
+        """Take all steps, untimed ones first; return the timed ones."""
+        kept, before = Codec.stand_in, self._sent_in_steps()
+        Codec.stand_in = staticmethod(lambda traffic: self._tape.operation(Traffic(traffic)))
+        try:
+            done: list[Step] = []
+            for number in range(self._run.untimed + self._run.steps):
+                if number == self._run.untimed:
+                    before = self._sent_in_steps()
+                done.append(self._step())
+        finally:
+            Codec.stand_in = kept
+        after = self._sent_in_steps()
+        self.sent = {key: (after[key] - before[key]) / self._run.steps for key in after}
+        return tuple(done[self._run.untimed :])
+
+    @property
+    def loop(self) -> TapeLoop | None:
+        """The averaging loop of an algorithm that runs ASYNC."""
+        return self._loops[0] if self._loops else None
+
+    def _sent_in_steps(self) -> dict[str, float]:
+        extra = self.loop.sent if self.loop else {}
+        return {key: value - extra.get(key, 0.0) for key, value in self._engine.sent().items()}
+
+    def _make_loop(self, *arguments: Any) -> TapeLoop:
+        self._loops.append(TapeLoop(self._tape, *arguments))
+        return self._loops[0]
+
+    def _step(self) -> Step:
+        tape, engine = self._tape, self._engine
+        for k in range(self._run.accumulate):
+            last = k == self._run.accumulate - 1
+            tape.add(Phase("forward"))
+            with nullcontext() if last else engine.no_sync():
+                self._model().backward()
+        for phase, work in (
+            ("communication", engine.synchronize),
+            ("optimizer", engine.optimize),
+            ("communication", engine.finish_step),
+        ):
+            tape.add(Phase(phase))
+            work()
+        return tape.cut()
+
+    def _optimizer_step(self, closure: object = None) -> None:
+        self._tape.add(Work("optimizer", 1.0))

@@ -1,0 +1,1 @@
+"""Reads Python sources without importing them."""

@@ -1,1 +1,0 @@
-"""One worker: the engine, the training loop, its clock and its checks."""

@@ -1,0 +1,1 @@
+"""One rank of a run: it builds, trains, measures and checks."""

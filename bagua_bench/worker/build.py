@@ -1,0 +1,50 @@
+"""Makes the objects of a worker from a resolved configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import nn
+from torch.optim import Optimizer
+
+from algorithms.base import Algorithm
+from bagua_bench.comm import CountedComm
+from bagua_bench.configuration.cell import AlgoPart, Cell, RunPart
+from bagua_bench.configuration.components import build
+from bagua_bench.engine.engine import Engine
+from bagua_bench.engine.loss_scale import LossScale
+from bagua_bench.engine.trainer import Trainer
+from bagua_bench.peers.base import Peer
+
+Arithmetic = Callable[[], AbstractContextManager[object]]
+
+
+def make_trainer(
+    cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, arithmetic: Arithmetic = nullcontext
+) -> Trainer:
+    """The engine with an algorithm, whose arithmetic runs in a context, or a peer system; collective."""
+    trainer = _make(cell.algo, cell.run, model, optimizer, comm, arithmetic)
+    if cell.run.precision == "fp16":
+        trainer.scale = LossScale(next(model.parameters()).device)
+    return trainer
+
+
+def _make(
+    algo: AlgoPart, run: RunPart, model: nn.Module, optimizer: Optimizer, comm: CountedComm, arithmetic: Arithmetic
+) -> Trainer:
+    component = build(algo.target, algo.options)
+    if isinstance(component, Peer):
+        return component.attach(model, optimizer, comm)
+    if not isinstance(component, Algorithm):
+        raise ValueError(f"algo._target_={algo.target}: neither an Algorithm nor a Peer")
+    return Engine(
+        model,
+        optimizer,
+        component,
+        comm,
+        bucket_size=run.bucket_size,
+        overlap=run.overlap,
+        find_unused_parameters=run.find_unused_parameters,
+        arithmetic=arithmetic,
+    )

@@ -1,0 +1,197 @@
+"""One rank of a run: builds the task and the trainer from the resolved configuration, trains, measures, checks.
+
+Started by torchrun as `python -m bagua_bench.worker.rank FOLDER AGENT` (FOLDER holds config.json and receives
+progress.jsonl and result.json; the rank ends with the process AGENT), or called in-process
+where the job exists already.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.configuration import facts
+from bagua_bench.configuration.cell import Cell, RunPart
+from bagua_bench.configuration.components import build
+from bagua_bench.emulate.emulation import Emulation
+from bagua_bench.engine.trainer import Trainer
+from bagua_bench.network import counters
+from bagua_bench.processes.lifetime import die_with_parent
+from bagua_bench.results.result import NOT_CHECKED, Interface, RankResult, Result, with_traffic
+from bagua_bench.transport import environment
+from bagua_bench.worker import devices, memory
+from bagua_bench.worker.build import make_trainer
+from bagua_bench.worker.checks import check_replicas
+from bagua_bench.worker.loop import Loop
+from bagua_bench.worker.progress import Progress
+from bagua_bench.worker.snapshot import Snapshot
+from tasks.base import Batch, Task
+
+_PATIENCE, _LEAST_SECONDS = 20, 30.0
+"""Enough averaging rounds should be applied in so many times the steps asked for, or in this time if that is longer."""
+
+
+def train(cell: Cell, progress: Progress) -> Result | None:
+    """Run one cell in an existing torchrun or Slurm job; return the result on rank 0, None elsewhere."""
+    run, transport = cell.run, cell.transport
+    dist.init_process_group("gloo", timeout=timedelta(seconds=run.timeout))
+    try:
+        device = devices.choose(run.device)
+        if transport.backend == "nccl":
+            devices.share(device)
+        environment.apply(transport)
+        comm = TorchComm.create(transport.backend, run.timeout, cell.cluster.ranks_per_server)
+        emulation = Emulation(cell, dist.get_rank()) if cell.mode == "emulate" else None
+        task: Task = build(cell.task.target, cell.task.options) if emulation is None else emulation.task
+        torch.manual_seed(run.seed)
+        model = task.model().to(device)
+        arithmetic = nullcontext if emulation is None else emulation.arithmetic
+        with make_trainer(cell, model, task.optimizer(model), comm, arithmetic) as trainer:
+            memory.trim()  # the parameters have moved into buckets
+            if emulation is not None:
+                emulation.attach(trainer)
+            result = _measure(cell, task, trainer, comm, device, progress)
+            if result is not None and emulation is not None:
+                return replace(result, emulation=emulation.description())
+            return result
+    finally:
+        dist.destroy_process_group()
+
+
+def _measure(
+    cell: Cell,
+    task: Task,
+    trainer: Trainer,
+    comm: TorchComm,
+    device: torch.device,
+    progress: Progress,
+) -> Result | None:
+    """Warm up, take the timed steps, check; the result on rank 0, None elsewhere."""
+    run, rank, size, learns = cell.run, dist.get_rank(), dist.get_world_size(), cell.mode == "measure"
+    samples = task.batch * run.accumulate * size
+    slowness = cell.cluster.slow_ranks.get(str(rank), 1.0) if learns else 1.0  # the emulation has its own
+    declared = facts.algorithm(cell.algo)
+    report = progress.stepper(samples, {"untimed": run.untimed, "timed": declared.whole(run.steps)})
+    loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision)
+    warmup_steps = _warm_up(run, task, trainer, loop, learns) if run.warmup else 0
+    torch.manual_seed(run.seed + 1 + rank)  # dropout differs between ranks
+    own = _timed(run, declared, trainer, loop, task.batches(rank, size, run.seed), device)
+    streams = environment.streams(cell.transport) or comm.streams()
+    with trainer.paused():
+        progress.say("checking")
+        checks = check_replicas(trainer.model, trainer.consensus) if learns else NOT_CHECKED
+        metrics = task.evaluate(trainer.model) if run.evaluate and checks.passed else {}
+    ranks = _gather(replace(own, metrics=metrics, streams=_frozen(streams)))
+    if ranks is None:
+        return None
+    averaging = None
+    if ranks[0].averaging is not None:
+        averaging = min((one.averaging for one in ranks if one.averaging), key=lambda found: found.rounds)
+    return Result(
+        ranks=ranks,
+        checks=with_traffic(checks, ranks, size, averaging, declared.rounds),
+        averaging=averaging,
+        samples_per_step=samples,
+        samples_per_epoch=task.samples_per_epoch,
+        synthetic=task.synthetic,
+        warmup_steps=warmup_steps,
+        parameters=sum(p.numel() for p in trainer.model.parameters()),
+    )
+
+
+def _frozen(streams: dict[str, list[dict[str, float]]] | None) -> dict[str, tuple[dict[str, float], ...]] | None:
+    return None if streams is None else {peer: tuple(counted) for peer, counted in streams.items()}
+
+
+def _timed(
+    run: RunPart,
+    declared: facts.AlgorithmFacts,
+    trainer: Trainer,
+    loop: Loop,
+    batches: Iterator[Batch],
+    device: torch.device,
+) -> RankResult:
+    """Take the untimed and the timed steps; return this rank's measurements of the latter, and the losses of both.
+
+    The timed steps are whole periods; an algorithm that averages in rounds gets as many more as its rounds take.
+    """
+    _, early_losses = loop.take(batches, run.untimed, "untimed")
+    memory.reset_peak(device)
+    sent = trainer.sent()
+    skipped = trainer.scale.skipped if trainer.scale is not None else 0
+    dist.barrier()
+    on_wire = counters.sent()
+    if trainer.rounds is not None:
+        trainer.rounds.reset()
+    steps = declared.whole(run.steps)
+    seconds, losses = loop.take(batches, steps, "timed")
+    soon = time.monotonic() + _LEAST_SECONDS
+    while _goes_on(trainer, declared.rounds, len(seconds) < _PATIENCE * steps or time.monotonic() < soon):
+        more, their_losses = loop.take(batches, steps, "timed")
+        seconds, losses = seconds + more, losses + their_losses
+    dist.barrier()
+    return RankResult(
+        seconds=tuple(seconds),
+        losses=(*early_losses, *losses),
+        sent={key: value - sent[key] for key, value in trainer.sent().items()},
+        metrics={},
+        averaging=None if trainer.rounds is None else trainer.rounds.summary(),
+        peak_memory=memory.peak(device),
+        skipped_steps=trainer.scale.skipped - skipped if trainer.scale is not None else None,
+        interface=Interface(**{key: value - on_wire[key] for key, value in counters.sent().items()}),
+    )
+
+
+def _goes_on(trainer: Trainer, rounds: int, patient: bool) -> bool:
+    """Whether some rank has applied fewer averaging rounds, and all are `patient`; collective."""
+    if trainer.rounds is None or dist.get_world_size() == 1:
+        return False
+    both = torch.tensor([trainer.rounds.applied, int(patient)])
+    dist.all_reduce(both, dist.ReduceOp.MIN)
+    applied, everyone_is = both.tolist()
+    return bool(applied < rounds and everyone_is)
+
+
+def _warm_up(run: RunPart, task: Task, trainer: Trainer, loop: Loop, learns: bool) -> int:
+    start = Snapshot(trainer.model) if learns else None
+    steps = loop.warm_up(task.batches(dist.get_rank(), dist.get_world_size(), run.seed), run.warmup)
+    with trainer.paused():
+        if start is not None:
+            start.restore(trainer.model, trainer.optimizer)
+        trainer.restart()
+    return steps
+
+
+def _gather(own: RankResult) -> tuple[RankResult, ...] | None:
+    everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(own, everyone, dst=0)
+    return None if everyone is None else tuple(everyone)
+
+
+@record
+def main() -> None:
+    """Entry point under torchrun."""
+    die_with_parent(int(sys.argv[2]))
+    folder = Path(sys.argv[1])
+    cell = Cell.from_json(json.loads((folder / "config.json").read_text()))
+    result = train(cell, Progress(folder / "progress.jsonl"))
+    if result is not None:
+        part = folder / "result.json.part"
+        part.write_text(json.dumps(result.to_json()))
+        part.rename(folder / "result.json")
+
+
+if __name__ == "__main__":
+    main()
