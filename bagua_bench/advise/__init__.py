@@ -1,1 +1,1 @@
-"""Which algorithm and transport for a task on a cluster. No torch import until something is simulated."""
+"""Advises which algorithm and transport to use for a task on a cluster. Imports torch only to simulate."""

@@ -1,7 +1,7 @@
 """`bagua-bench advise task=vgg16 cluster=bagua_paper network.bandwidth=10gbit network.latency=1ms`.
 
-Ranks algorithm x transport x bucket size by the simulated time of a step. Arguments: those of `python -m bagua_bench`
-but mode, algo, campaign and the lengths and buckets of a run, which are its own.
+Ranks algorithm x transport x bucket size by the simulated time of a step. It takes the arguments of
+`python -m bagua_bench` except mode, algo, campaign, and the length and buckets of a run, which it chooses itself.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ Your own cluster, with a GPU whose step (forward, backward, optimizer, at task.b
       cluster.servers=4 cluster.ranks_per_server=8 network.bandwidth=25gbit network.latency=0.05ms
 
 task=NAME                    {task}
-task.step_seconds=SECONDS    of one GPU; without it compute= tells
-compute=NAME                 {compute}; of a GPU of yours: bagua-bench simulate profile
-compute.memory_bandwidth=    that optimizer and codecs run at
+task.step_seconds=SECONDS    of one GPU; taken from compute= if not given
+compute=NAME                 {compute}; for your own GPU: bagua-bench simulate profile
+compute.memory_bandwidth=    for the optimizer and codecs
 cluster=NAME                 {cluster}
-                             of your own records: bagua-bench simulate calibrate
+                             from your own records: bagua-bench simulate calibrate
 cluster.servers=, .ranks_per_server=
 cluster.physics.line=, ...   bytes/s, seconds; parameters of the model (bagua_bench/simulate/cluster.py)
-network.bandwidth=           of a server's link, each way (1gbit); without it the cluster's own
+network.bandwidth=           of a server's link, each way (1gbit); the cluster's own if not given
 network.latency=             one way, on top of the cluster's own (0.5ms); also .jitter=, .loss=, .tcp_window=
-transport=NAME               {transport}: compared with those that the cluster knows
+transport=NAME               {transport}; also compared: those that the cluster knows
 
 The table:
 
@@ -57,7 +57,7 @@ The table:
 
 
 def ranked(arguments: list[str]) -> tuple[list[Cell], Cell]:
-    """The cells to compare, and the one they vary. ConfigError for a combination that cannot be run at all."""
+    """The cells to compare, and the one they vary. ConfigError for a combination that cannot be run."""
     for text in arguments:
         _refuse(text)
     register()
@@ -94,13 +94,13 @@ def _cells(arguments: list[str]) -> Iterator[Cell]:
         first = compose_cell([*arguments, f"algo={algo}"])
         declared = facts.algorithm(first.algo)
         if "measure" not in declared.modes or not declared.advised:
-            continue  # nothing that one should choose
+            continue  # not to be recommended
         for variant in ranking.variants(first):
             cell = compose_cell([*arguments, f"algo={algo}", *variant])
             try:
                 validate(cell)
             except ConfigError:
-                continue  # not on so many ranks
+                continue  # not valid on this many ranks
             yield cell
 
 

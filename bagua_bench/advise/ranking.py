@@ -1,4 +1,4 @@
-"""Which algorithm, transport and bucket size for a task on a cluster, by simulation; and why."""
+"""Ranks algorithms, transports and bucket sizes for a task on a cluster by simulation, and says why."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.run import step_seconds, with_rounds
 
 BUCKETS = (1, 5, 10, 25, 64)
-"""MiB."""
+"""Bucket sizes to try, MiB."""
 _NEGLIGIBLE = 0.1
-_NO_TIME = 1e-12  # seconds; by which TCP's rate under loss can still be divided
+_NO_TIME = 1e-12  # seconds; not zero, as TCP's rate under loss is divided by it
 
 
 def options(cluster: ClusterPart, transport: str) -> list[str]:
@@ -39,7 +39,7 @@ def advise(cells: Sequence[Cell]) -> pd.DataFrame:
 
 
 def variants(cell: Cell) -> Iterator[list[str]]:
-    """Overrides of what is worth comparing of an algorithm: over a whole period or training, in all its forms."""
+    """Overrides of an algorithm's variants worth comparing: all its forms, over a whole period or training."""
     declared = facts.algorithm(cell.algo)
     by_server = cell.cluster.ranks_per_server > 1
     forms = declared.compare if by_server else ((),)
@@ -49,7 +49,7 @@ def variants(cell: Cell) -> Iterator[list[str]]:
 
 
 def length(declared: facts.AlgorithmFacts) -> list[str]:
-    """Overrides with which the mean step is that of a training: a warm-up of its share, or whole periods."""
+    """Overrides that make the mean step that of a whole training: with the warm-up's share, or over whole periods."""
     if not declared.warm_up_share:
         return [f"run.steps={declared.period}"] if declared.period > 1 else []
     options = [f"algo.{option}" for option in declared.warm_up_of_one]
@@ -93,7 +93,7 @@ def _row(cell: Cell) -> dict[str, Any]:
 
 
 def why(program: Program, cluster: Cluster, compute: Compute, step: float) -> str:
-    """What a step's time beyond computing goes away with: how much of it, of how much there is."""
+    """Whichever of latency and bandwidth causes more waiting: the share of a step it costs, of the share waited."""
     waiting = 1 - compute.step / step
     if waiting < _NEGLIGIBLE:
         return f"compute-bound: {max(0.0, waiting):.0%} waiting"

@@ -1,4 +1,4 @@
-"""Advice as text: what was assumed, a table per kind of algorithm, and what has to be known beside it."""
+"""Advice as text: what was assumed, a table per kind of algorithm, and what the tables do not show."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from bagua_bench.simulate.cluster import cluster_of
 
 LEGEND = """\
 algorithm  a name for algo=
-between    what the algorithm joins: all ranks, or one rank of every server after a sum inside of it
+between    what the algorithm connects: all ranks, or one rank of every server after a sum inside the server
 transport  a name for transport=
-bucket     of the bucket sizes tried the best (run.bucket_size=); DDP has its own, and some algorithms use one bucket
+bucket     the best of the bucket sizes tried (run.bucket_size=); DDP has its own, and some algorithms use one bucket
 step       simulated time of a step, mean over a training, with the warm-up that an algorithm needs
-epoch      of all samples of the task
+epoch      simulated time for all samples of the task
 x DDP      throughput over that of DDP, PyTorch's default
-why        what binds. bandwidth-bound: 82% of 95% waiting: of a step's time 95 % is waiting, and with an ideal
-           bandwidth 82 % would go"""
+why        the bottleneck. "bandwidth-bound: 82% of 95% waiting" means that 95 % of a step's time is waiting, and
+           an ideal bandwidth would save 82 %"""
 
 _SAME = "learning what DDP learns"
 _OTHER = "changing what is learned: compare accuracy before choosing"
 
 
 def report(table: pd.DataFrame, base: Cell) -> str:
-    """All of the advice that `table` (of `advise.advise`) holds for the cell `base`."""
+    """The whole advice for the cell `base`, from the `table` of `ranking.advise`."""
     best, line = transports(table.drop_duplicates(["algorithm", "transport"]), base)
     best = best.assign(
         times_ddp=best[best["algorithm"] == facts.baseline()]["step_seconds"].min() / best["step_seconds"]
@@ -43,7 +43,7 @@ def report(table: pd.DataFrame, base: Cell) -> str:
 
 
 def assumptions(cell: Cell) -> str:
-    """One line: task, cluster, computing, network, and what the model of the cluster rests on."""
+    """One line: task, cluster, computing, network, and how the model of the cluster was calibrated."""
     cluster, compute = cluster_of(cell), compute_of(cell, layers_of(cell.task, cell.shrink))
     network, physics, layout = cluster.network, cluster.physics, cluster.layout
     rate = amount(8 * (network.line or physics.line), RATES)
@@ -72,7 +72,7 @@ def _calibration(cell: Cell) -> str:
 
 
 def transports(best: pd.DataFrame, cell: Cell) -> tuple[pd.DataFrame, str]:
-    """The rows to show, and one line on what they say of transports: equal ones are shown once."""
+    """The rows to show, and one line on the transports: if they do not differ, each algorithm is shown once."""
     names, rest = list(best["transport"].unique()), _not_compared(cell)
     spread = best.groupby("algorithm")["step_seconds"].agg(["min", "max"])
     if not np.allclose(spread["min"], spread["max"]):
@@ -84,14 +84,14 @@ def transports(best: pd.DataFrame, cell: Cell) -> tuple[pd.DataFrame, str]:
 
 
 def _not_compared(cell: Cell) -> str:
-    """Why there are no rows of the other transports; empty if there are rows of all."""
+    """Why there are no rows for the other transports; empty if there are rows for all."""
     asked, own = cell.transport.name, cell.cluster.transports
     others = ", ".join(name for name in available("transport") if name not in (asked, *own))
     if not others:
         return ""
-    what = "are not modelled" if asked in own else f"are as {asked}"
-    only = f"{', '.join(own)} only" if own else "none"
-    return f"; {others} {what}: cluster={cell.cluster.name} has parameters of its own for {only}"
+    what = "are not modelled" if asked in own else f"are modelled as {asked}"
+    known = f"transport parameters for {', '.join(own)} only" if own else "no transport parameters"
+    return f"; {others} {what}: cluster={cell.cluster.name} has {known}"
 
 
 def _group(title: str, rows: pd.DataFrame) -> str:
@@ -99,7 +99,7 @@ def _group(title: str, rows: pd.DataFrame) -> str:
 
 
 def _fastest(rows: pd.DataFrame) -> str:
-    """The best of a group; where its averages come late or never, also the best that meets in every step."""
+    """The fastest of a group; if its averages come late or never, also the fastest that meets in every step."""
     first = rows.iloc[0]
     near = rows[rows["step_seconds"] <= first["step_seconds"] * (1 + first["uncertainty"])]["algorithm"].unique()[1:]
     tied = f"; within the model's uncertainty of it: {', '.join(near)}" if len(near) else ""
@@ -130,14 +130,14 @@ def _table(rows: pd.DataFrame) -> str:
 
 
 def _notes(rows: pd.DataFrame) -> Iterator[str]:
-    """What a row does not say of its algorithm, one line each."""
+    """What a row does not say about its algorithm, one line each."""
     for row in rows.drop_duplicates("algorithm").itertuples():
         if row.note:
             yield f"{row.algorithm}: {row.note}"
         if row.warm_up:
-            yield f"{row.algorithm}: {row.warm_up:.0%} of the steps are its warm-up, uncompressed, as it needs to learn"
+            yield f"{row.algorithm}: {row.warm_up:.0%} of the steps are its warm-up, uncompressed and needed to learn"
         if math.isinf(row.staleness_steps):
-            yield f"{row.algorithm}: no average arrives within {row.steps} steps, every rank learns alone"
+            yield f"{row.algorithm}: no average arrives within {row.steps} steps; every rank learns alone"
         elif row.staleness_steps >= 0:
             yield (
                 f"{row.algorithm}: never waits; an average comes every {duration(row.round_seconds)} and is then "

@@ -1,1 +1,1 @@
-"""Fits the simulator's physical parameters, and says what its predictions are worth."""
+"""Fits the simulator's physical parameters, and measures how good its predictions are."""

@@ -1,11 +1,11 @@
-"""`bagua-bench simulate calibrate|validate`: fit a cluster's physical parameters; see what they are worth.
+"""`bagua-bench simulate calibrate|validate`: fit a cluster's physical parameters, or check how well they predict.
 
-`bagua-bench simulate profile` measures how fast this machine computes and is a command of its own.
+`bagua-bench simulate profile` measures how fast this machine computes and is a separate command.
 
-calibrate: fit and write conf/cluster/NAME.yaml, from the published points (--cluster bagua_paper or bagua_paper_e2e)
-or with --records from this suite's own measured or emulated runs; --fit "KEY=VALUE,VALUE ..." has the fit use only
-those with these settings. validate: errors per figure, task and algorithm, rankings, errors of points that were left
-out of the fit, and of the records that --fit left to be predicted, which the cluster's file remembers.
+calibrate fits the parameters and writes conf/cluster/NAME.yaml. It uses the published points (--cluster bagua_paper or
+bagua_paper_e2e) or, with --records, this suite's own measured or emulated runs; --fit "KEY=VALUE,VALUE ..." limits the
+fit to records with these settings, and the cluster's file stores it. validate prints errors per figure, task and
+algorithm, rankings, errors of points when a fit leaves them out, and errors of the records that --fit excluded.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def main() -> int:
     parser.add_argument("what", choices=["calibrate", "validate"])
     parser.add_argument("--cluster", default="bagua_paper", help="name of the file in conf/cluster")
     parser.add_argument("--records", type=Path, nargs="+", help="records of measured or emulated runs")
-    parser.add_argument("--fit", metavar="SETTINGS", help="calibrate: which records the fit uses (default: all)")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="where paper/*.csv lies")
+    parser.add_argument("--fit", metavar="SETTINGS", help="calibrate: records that the fit uses (default: all)")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder that holds paper/*.csv")
     given = parser.parse_args()
     try:
         if given.what == "validate" and given.fit is not None:

@@ -1,4 +1,4 @@
-"""What a cluster is calibrated on: published figures, or records of this suite; and what comes of it."""
+"""Calibrates a cluster on published figures or on records of this suite, and tabulates the errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _FOLDS, _HALVES = 5, 3
 
 @dataclass(frozen=True)
 class Known:
-    """A known step time, and where it is shown; `role`: in the fit, to be predicted, or shown but beyond any line."""
+    """A known step time, and where it is shown.
+
+    role: in the fit, to be predicted, or shown although the line could not carry it.
+    """
 
     figure: str
     panel: str
@@ -41,14 +44,14 @@ class Known:
 
 @dataclass(frozen=True)
 class Source:
-    """Known step times, the parameters that they shall determine, and the cluster file that keeps them."""
+    """Known step times, the parameters to fit to them, and the cluster file that keeps the result."""
 
     cluster: str
     known: Sequence[Known]
     parameters: Sequence[Parameter]
     base: dict[str, Any]
     fit: str | None = None
-    """Settings of the records that the fit uses; None: it uses all."""
+    """Settings of the records that the fit uses; None: all records."""
     left_out: str = ""
     """Records that cannot be simulated: how many, and why."""
 
@@ -58,11 +61,11 @@ class Source:
         return [k.case for k in self.known if k.role == "fitted"]
 
     def calibrate(self) -> Fit:
-        """Fit the parameters to the points that are to be fitted."""
+        """Fit the parameters to the points in the fit."""
         return fit(self.cases, self.parameters, self.base)
 
     def write(self, found: Fit) -> Path:
-        """Put the values into the cluster's file, and say in it where they come from."""
+        """Write the values to the cluster's file, with the settings of the records used and the uncertainty."""
         path = _file(self.cluster)
         head = [line for line in path.read_text().splitlines() if line.startswith("#")] if path.exists() else []
         layout = OmegaConf.load(path) if path.exists() else OmegaConf.create({"servers": 2, "ranks_per_server": 1})
@@ -78,11 +81,11 @@ class Source:
 
     @property
     def _can_leave_out(self) -> bool:
-        """Whether there are points enough to fit without some of them."""
+        """Whether there are enough points for a fit without some of them."""
         return len(self.cases) >= 2 * len(self.parameters)
 
     def errors(self) -> pd.DataFrame:
-        """Every point with the prediction of the cluster's file as it stands."""
+        """Every point, with its prediction by the cluster's current file."""
         rows = []
         for k in self.known:
             cell = k.case.cell
@@ -103,7 +106,7 @@ class Source:
         return pd.DataFrame(rows)
 
     def validate(self) -> Iterator[tuple[str, pd.DataFrame | str]]:
-        """Tables of errors: of the cluster's file, then of points left out of new fits."""
+        """Titles and tables of errors: by the cluster's file, then of points left out of new fits."""
         data = self.errors()
         parts = {role: data[data["role"] == role] for role in ("fitted", "predicted", "impossible")}
         yield from _tables("points in the fit", parts["fitted"])
@@ -119,7 +122,7 @@ class Source:
         yield "largest errors in the fit", inside.loc[inside["error"].abs().sort_values(ascending=False).index[:12]]
 
     def _left_out(self) -> pd.DataFrame:
-        """Errors of the fitted points, by fits without them."""
+        """Errors of the fitted points in fits without them."""
         cases, best = self.cases, self.calibrate()
         figures = [k.figure for k in self.known if k.role == "fitted"]
         splits: dict[str, Sequence[object]] = {
@@ -148,9 +151,9 @@ def _tables(title: str, data: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame 
 
 
 def open_source(cluster: str, folder: Path, files: Sequence[Path] | None, chosen: str | None = None) -> Source:
-    """What a cluster of this name is calibrated on. ValueError if there is nothing.
+    """The data that a cluster of this name is calibrated on. ValueError if there are none.
 
-    chosen: settings of the records that a fit uses (`bagua_bench.calibrate.selection`), None for all.
+    chosen: settings of the records that the fit uses (`bagua_bench.calibrate.selection`); None for all.
     """
     register()
     if files:
@@ -168,7 +171,7 @@ def open_source(cluster: str, folder: Path, files: Sequence[Path] | None, chosen
 
 
 def cluster_folder() -> Path:
-    """Where clusters' files are."""
+    """The folder of the clusters' files."""
     return FOLDER / "cluster"
 
 
@@ -177,7 +180,7 @@ def _file(cluster: str) -> Path:
 
 
 def fit_of(cluster: str) -> str | None:
-    """The settings of the records that a cluster's file was fitted to, as `calibrate` left them there."""
+    """The settings of the records that a cluster's file was fitted to, as `calibrate` stored them there."""
     path = _file(cluster)
     if not path.exists():
         raise ValueError(f"--cluster {cluster}: {path} does not exist; calibrate writes it")
@@ -186,7 +189,7 @@ def fit_of(cluster: str) -> str | None:
 
 
 def _unknowns(known: Sequence[Known]) -> tuple[tuple[Parameter, ...], dict[str, Any]]:
-    """What records of this kind leave to be fitted, and what is known of their transports."""
+    """The parameters to fit to records of this kind, and what is known about their transports."""
     transports = {k.case.cell.transport.name: k.case.cell.transport.backend for k in known}
     if "nccl" in transports.values():
         return tuple(p for p in PAPER if p.transport is None or p.transport in transports), {}
@@ -208,7 +211,7 @@ def _compute() -> ComputePart:
 
 
 def _with_cluster(cluster: ClusterPart, name: str) -> ClusterPart:
-    """The cluster with the parameters in the file of another."""
+    """The cluster with the parameters in the file of cluster `name`."""
     loaded = OmegaConf.to_container(OmegaConf.load(_file(name)))
     assert isinstance(loaded, dict)
     return replace(cluster, physics=loaded.get("physics") or {})
@@ -235,7 +238,7 @@ def _end_to_end(folder: Path) -> list[Known]:
 
 
 def _recorded(files: Sequence[Path], chosen: str | None) -> tuple[list[Known], str]:
-    """One point per cell, the median step of its rounds; and what was left out. ValueError if nothing is fitted."""
+    """One point per cell, and a line on the records left out. ValueError if there are none to fit."""
     selection = Selection.read(chosen or "", _cell)
     found, left_out = simulable(records.read(files))
     if not found:
@@ -245,17 +248,17 @@ def _recorded(files: Sequence[Path], chosen: str | None) -> tuple[list[Known], s
         cells.setdefault(record["cell"], []).append(record)
     known = [_point(rounds, selection) for rounds in cells.values()]
     if all(k.role == "predicted" for k in known):
-        raise ValueError(f"--fit {chosen}: none of the {len(known)} cells in {', '.join(map(str, files))} is like that")
+        raise ValueError(f"--fit {chosen}: none of the {len(known)} cells in {', '.join(map(str, files))} matches")
     return known, left_out
 
 
 def _point(rounds: Sequence[records.Record], selection: Selection) -> Known:
-    """A typical step is the median: a lost packet holds single steps up for TCP's least timeout, 0.2 s."""
+    """The median step over all rounds: a lost packet delays single steps by TCP's minimum timeout, 0.2 s."""
     first, original = rounds[0], records.cell_of(rounds[0])
     role: Literal["fitted", "predicted"] = "fitted" if original in selection else "predicted"
     cell = simulated(original)
     cell = replace(cell, run=replace(cell.run, steps=1, untimed=max(1, cell.run.untimed)))
-    if cell.compute is None:  # computing was real, and is known
+    if cell.compute is None:  # computing was real, so its time is known
         known = replace(cell.task, step_seconds=_computing(rounds) / cell.run.accumulate)
         cell = replace(cell, compute=_compute(), task=known)
     seconds = float(np.median([step for r in rounds for step in r["result"]["step_seconds"]]))

@@ -21,10 +21,10 @@ from bagua_bench.machine.scale import scale_model
 from bagua_bench.simulate.cluster import Cluster, Physics, cluster_of
 from bagua_bench.simulate.run import step_seconds
 
-_ROBUST = 0.1  # relative errors beyond it count linearly, so that no single point rules the fit
+_ROBUST = 0.1  # larger relative errors count linearly, so no single point dominates the fit
 _NOISE = 0.05  # relative error that a point is expected to have
-_SPREAD = 1 / math.sqrt(12)  # of a value that is known to lie somewhere in its range, in units of the range
-_FLOOR = 0.02  # no point is known better than this
+_SPREAD = 1 / math.sqrt(12)  # standard deviation of a value known only to lie in its range, in units of the range
+_FLOOR = 0.02  # relative error; no point is known better than this
 
 IDEAL: dict[str, float] = {
     **dict.fromkeys(
@@ -33,12 +33,12 @@ IDEAL: dict[str, float] = {
     **dict.fromkeys(("efficiency_ring", "efficiency_direct", "efficiency_servers", "hop", "carry_over"), 1.0),
     **dict.fromkeys(("latency", "call", "inside_latency", "inside_hop", "gather_hop", "interference"), 0.0),
 }
-"""A network that loses nothing but the line rate and the latency that were asked for."""
+"""A network limited only by the line rate and the latency that were asked for."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One known step time, seconds, and what predicts it."""
+    """One known step time, seconds, and the inputs of its prediction."""
 
     cell: Cell
     program: Program
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the line could carry the step's bytes in this time, with 10 % for shaper and reading."""
+        """Whether the line could carry the step's bytes in this time, allowing 10 % for shaper and reading errors."""
         free = replace(self.compute, memory_bandwidth=1e30)
         bound = step_seconds(self.program, replace(self.cluster, physics=Physics(**IDEAL)), free)
         return self.seconds > 0.9 * bound
@@ -92,10 +92,10 @@ def fit(
     start: NDArray[np.float64] | None = None,
     evaluations: int = 60,
 ) -> Fit:
-    """Fit the parameters, each within its range; the others are those of `base`.
+    """Fit the parameters, each within its range; the others come from `base`.
 
-    What is known beforehand, where a parameter usually lies, counts as one more point each: few points then cannot
-    drive those that they hardly tell to the end of a range.
+    The usual value of each parameter counts as one more point. A few points then cannot drive a parameter that they
+    hardly constrain to the end of its range.
     """
     base = base or {}
     low, high = (np.array([getattr(p, end) for p in parameters]) for end in ("low", "high"))
@@ -121,7 +121,7 @@ def fit(
 
 
 def _half_widths(errors: NDArray[np.float64], jac: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Half of the 95 % intervals by the points alone, in units of the range: all of it where they do not tell."""
+    """Half-widths of the 95 % intervals from the points alone, as shares of the range; 1 where they tell nothing."""
     freedom = max(1, len(errors) - jac.shape[1])
     variance = max(float(np.sum(errors**2)) / freedom, _FLOOR**2)
     covariance = np.linalg.pinv(jac.T @ jac) * variance

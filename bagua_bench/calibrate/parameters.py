@@ -11,7 +11,7 @@ from bagua_bench.simulate.cluster import Physics
 
 @dataclass(frozen=True)
 class Parameter:
-    """One physical quantity: a field of `Physics` (of one transport only, if named), its range and where to begin."""
+    """One physical quantity: a field of `Physics` (of one transport only, if named), its range and start."""
 
     name: str
     low: float
@@ -34,22 +34,22 @@ PAPER = (
     Parameter("fade", 0.0, 0.4, 0.1, "rings wait for the slowest of more flows"),
     Parameter("connection", 1e9, 3e9, 2e9, "one TCP stream: 8-24 Gbit/s of 100"),
     Parameter("process", 1e9, 8e9, 3e9, "one leader process with many peers"),
-    Parameter("call", 0.0, 1e-3, 3e-4, "kernel launches and a wait of the host for each"),
-    Parameter("hop", 1.0, 4.0, 2.0, "one way, up to two round trips where both sides agree first"),
-    Parameter("gather_hop", 1 / 15, 1.0, 0.3, "direct sends to a ring"),
+    Parameter("call", 0.0, 1e-3, 3e-4, "kernel launches, and a host wait for each"),
+    Parameter("hop", 1.0, 4.0, 2.0, "one way, up to two round trips if both sides agree first"),
+    Parameter("gather_hop", 1 / 15, 1.0, 0.3, "from direct sends to a ring"),
     Parameter("window", 1e6, 1.6e7, 4.2e6, "Linux' default limit of the send buffer is 4 MiB"),
     Parameter("incast", 2.5e5, 1.6e7, 4e6, "a switch's 12-32 MB, shared by its ports"),
-    Parameter("shaped", 5e8, 6e9, 1.6e9, "a software queue that delays handles 1-2 million packets/s"),
-    Parameter("carry_over", 0.0, 1.0, 0.5, "share of the exchange after the step that the next one hid"),
+    Parameter("shaped", 5e8, 6e9, 1.6e9, "a software queue that adds delay handles 1-2 million packets/s"),
+    Parameter("carry_over", 0.0, 1.0, 0.5, "share of the exchange after a step that the next step hid"),
     Parameter("interference", 0.0, 0.5, 0.05, "kernels and copies beside communication"),
     Parameter("efficiency_servers", 0.70, 0.99, 0.85, "as efficiency_direct"),
     Parameter("servers", 1e9, 8e9, 3e9, "parameter servers on TCP"),
     Parameter("servers_window", 2e6, 5e7, 1e7, "credit of a worker"),
 )
-"""Of the published figures: one value for all their points."""
+"""Fitted to the published figures: one value for all their points."""
 
 OTHER_CAMPAIGN = tuple(p for p in PAPER if p.key in ("ring", "process", "servers"))
-"""What may differ between two campaigns on the same machines: the software's rates."""
+"""Parameters that may differ between two campaigns on the same machines: the software's rates."""
 
 NAMESPACES = (
     Parameter("efficiency_ring", 0.70, 1.0, 0.9, "headers, and acknowledgements that wait behind data"),
@@ -58,26 +58,26 @@ NAMESPACES = (
     Parameter("latency", 2e-5, 1e-3, 1.5e-4, "a packet and its answer take 0.1 ms idle, more beside work"),
     Parameter("call", 0.0, 5e-3, 5e-4, "a collective called through torch.distributed"),
 )
-"""Of runs in network namespaces, over gloo: what is not known beforehand."""
+"""Parameters of runs in network namespaces over gloo that are not known beforehand."""
 
 GLOO: dict[str, Any] = {
     "lanes": 2.0,  # a process group has two threads
-    "ring_hop": 2.0,  # a pair sends when the receiver has said that it is ready: there and back
-    "interference": 0.0,  # computing is sleeping until a deadline
-    "segments": 2.0,  # of every chunk, two are under way
+    "ring_hop": 2.0,  # a pair sends once the receiver has said that it is ready: a round trip
+    "interference": 0.0,  # computing is a sleep until a deadline
+    "segments": 2.0,  # two segments of every chunk are in flight
     "hop": 2.0,
     "gather_hop": 0.0,  # the suite's own all-gather is direct sends
     "channels": 1.0,  # one connection per pair of ranks
-    "packet": 65536.0,  # TCP hands over up to 64 KiB at a time, and the emulator passes it on whole
-    "packets": 9.6,  # 16 of the buffer (`Shape.segments`), of which the window is 60 %
-    "window": 2.5e6,  # of 4 MiB: a segment of 1448 bytes takes 2304 of the buffer, and the window is rounded down
-    **dict.fromkeys(("ring", "process", "connection"), 1e12),  # nothing but the line and the window
+    "packet": 65536.0,  # TCP hands over up to 64 KiB at a time, and the emulator forwards it whole
+    "packets": 9.6,  # a buffer holds 16 (`Shape.segments`), and the window is 60 % of it
+    "window": 2.5e6,  # out of 4 MiB: a segment of 1448 bytes takes 2304 of buffer, and the window is rounded down
+    **dict.fromkeys(("ring", "process", "connection"), 1e12),  # only the line and the window limit it
 }
-"""Of the same runs, what is known: how gloo works and what the kernel does."""
+"""Known parameters of the same runs, from how gloo and the kernel work."""
 
 
 def physics(values: Sequence[float], chosen: Sequence[Parameter], base: Mapping[str, Any], transport: str) -> Physics:
-    """`Physics` over a transport: `base`, with the values of the parameters in it."""
+    """`Physics` for a transport: `base` with the values of the chosen parameters."""
     given = {key: value for key, value in base.items() if key != "transport"}
     given |= dict((base.get("transport") or {}).get(transport, {}))
     given |= {p.name: value for p, value in zip(chosen, values, strict=True) if p.transport is None}
@@ -86,7 +86,7 @@ def physics(values: Sequence[float], chosen: Sequence[Parameter], base: Mapping[
 
 
 def tree(values: Sequence[float], chosen: Sequence[Parameter], base: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as the key `physics` of a cluster file."""
+    """The same values as the key `physics` of a cluster file."""
     found = {**base, "transport": {name: dict(own) for name, own in (base.get("transport") or {}).items()}}
     for p, value in zip(chosen, values, strict=True):
         rounded = float(f"{value:.4g}")

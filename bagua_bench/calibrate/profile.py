@@ -1,7 +1,7 @@
-"""`bagua-bench simulate profile`: how long the device at hand computes, as options of the group `compute`.
+"""`bagua-bench simulate profile`: measure this device's computing times for the group `compute`.
 
-Every task takes steps without communication, in the loop and under the clock of measured runs; a codec passes over as
-many elements as the task has. Writes NAME_PRECISION.yaml for every precision. Not yet run on a GPU.
+Every task takes steps without communication, in the same loop and with the same clock as measured runs; a codec
+processes as many elements as the task has. Writes NAME_PRECISION.yaml for every precision. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tasks.base import Task
 PRECISIONS = {"cuda": ("fp32", "tf32", "bf16"), "cpu": ("fp32", "bf16")}
 TASKS = tuple(sorted(path.stem for path in TABLES.glob("*.json")))
 WARM, STEPS = 5, 20
-_BUCKET = 10 * 2**18  # elements that are coded at a time: the engine's buckets
+_BUCKET = 10 * 2**18  # elements coded at a time, as in the engine's buckets
 _CODEC = "algorithms.codecs.MinMaxUInt8"
 
 
 class Alone(Trainer):
-    """One rank with nobody to talk to."""
+    """Trains one rank without communication."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.module = self.model = model
@@ -64,13 +64,13 @@ class Alone(Trainer):
 
 
 def task_part(name: str, scale: str) -> TaskPart:
-    """The task with its defaults, which are those of scale paper; found without Hydra, which may not be there."""
+    """The task with its defaults, those of scale paper; works without Hydra, which may not be installed."""
     option = conf_folder.option("task", name)
     return TaskPart(name, option["_target_"], {"scale": scale}, option["about"], None)
 
 
 def measure(name: str, task: Task, layers: Layers, device: torch.device, precision: str, steps: int) -> Measured:
-    """Medians over `steps` steps after some to warm up; the codec in as many passes."""
+    """Medians over `steps` steps after a warm-up, and over as many passes of the codec."""
     cores = "tf32" if precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = cores
     torch.backends.cudnn.conv.fp32_precision = cores  # type: ignore[attr-defined]
@@ -87,9 +87,9 @@ def measure(name: str, task: Task, layers: Layers, device: torch.device, precisi
 
 
 def _coding(elements: int, device: torch.device, passes: int) -> tuple[float, float]:
-    """Seconds and charged bytes of encoding `elements` floats and averaging what was encoded, bucket by bucket.
+    """Seconds and charged bytes for encoding `elements` floats and averaging the encoded buckets, one by one.
 
-    On a GPU without the launches, which the host makes while the GPU computes.
+    On a GPU, kernel launches are excluded, as the host makes them while the GPU computes.
     """
     codec: Codec = build(_CODEC, {})
     x, clock, times = torch.randn(1, min(elements, _BUCKET), device=device), Stopwatch(device), []
@@ -114,7 +114,7 @@ def _coding(elements: int, device: torch.device, passes: int) -> tuple[float, fl
 
 
 def _captured(work: Callable[[], None]) -> Callable[[], None]:
-    """Replays what `work`, which has been called before, launches."""
+    """A function that replays the kernels `work` launches; `work` must have been called before."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
@@ -124,12 +124,12 @@ def _captured(work: Callable[[], None]) -> Callable[[], None]:
 def profile(
     names: Sequence[str], scale: str, device: torch.device, precision: str, steps: int
 ) -> tuple[list[tuple[Measured, Layers]], dict[str, str]]:
-    """What was measured, and why a task was not, or not as it is."""
+    """The measurements, and for each task that was not measured, or not as it is, the reason."""
     found, notes = [], {}
     for name in names:
         try:
             found.append(_one(name, scale, device, precision, steps))
-        except Exception as error:  # whatever a task meets on this device; the others are measured
+        except Exception as error:  # whatever goes wrong with a task on this device; the others are still measured
             notes[name] = (str(error).splitlines() or [type(error).__name__])[0]
             if isinstance(error, ImportError) and name in stand_in.NAMES:
                 notes[name] += "; a model of plain torch was measured instead"
@@ -158,14 +158,14 @@ def machine(device: torch.device) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0; 2 for wrong arguments. Every task is measured, or named with what kept it from that."""
+    """Exit code 0; 2 for wrong arguments. Every task is measured, or printed with the reason why not."""
     parser = argparse.ArgumentParser(prog="bagua-bench simulate profile", description=__doc__)
     parser.add_argument("--device", choices=PRECISIONS, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK")
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS["cuda"], help="default: all that the device has")
-    parser.add_argument("--scale", choices=("paper", "tiny"), default="paper", help="tiny only tries the command")
+    parser.add_argument("--scale", choices=("paper", "tiny"), default="paper", help="tiny: only to try the command")
     parser.add_argument("--steps", type=int, default=STEPS, help="timed steps (default %(default)s)")
-    parser.add_argument("--name", help="of the files; default: the device's")
+    parser.add_argument("--name", help="name of the files (default: the device's)")
     parser.add_argument("--folder", type=Path, default=FOLDER / "compute", help="where to write (default %(default)s)")
     given = parser.parse_args(arguments)
     device, wanted = torch.device(given.device), given.precision or PRECISIONS[given.device]

@@ -11,9 +11,9 @@ from bagua_bench.machine.layers import Layers
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one step of a task on one device, medians over steps; `codec`: all its elements once, there and back.
+    """Seconds of one step of a task on one device, medians over steps; `codec`: of coding all its elements once.
 
-    codec_bytes: the memory traffic that coding is charged with where it is emulated.
+    codec_bytes: the memory traffic that is charged for coding where it is emulated.
     """
 
     task: str
@@ -26,15 +26,15 @@ class Measured:
 
     @property
     def step(self) -> float:
-        """All of a step but communication."""
+        """A whole step without communication."""
         return self.forward + self.backward + self.optimizer
 
 
 def text(measured: Sequence[tuple[Measured, Layers]], head: Sequence[str]) -> str:
-    """The file: `head` and the single times as comments, then the keys of `bagua_bench.configuration.resolve.Compute`.
+    """The file: `head` and individual times as comments, then the keys of `bagua_bench.configuration.resolve.Compute`.
 
-    Memory bandwidth is that of optimizers and codecs together: their bytes over their seconds. A task without an
-    entry gets the multiply-adds per second of the median task; forward and backward share a step as they did in all.
+    Memory bandwidth is that of optimizers and codecs together: their bytes divided by their seconds. A task without
+    an entry gets the median task's rate of multiply-adds; forward and backward share a step as in all tasks together.
     """
     bytes_moved = sum(m.codec_bytes + layers.elements * layers.optimizer_bytes for m, layers in measured)
     bandwidth = bytes_moved / sum(m.codec + m.optimizer for m, _ in measured)
@@ -43,7 +43,7 @@ def text(measured: Sequence[tuple[Measured, Layers]], head: Sequence[str]) -> st
     share = forward / (forward + sum(m.backward for m, _ in measured))
     lines = [
         *(f"# {line}" for line in head),
-        "# Seconds of a step: forward + backward + optimizer, and beside them a codec over as many elements:",
+        "# Seconds of a step: forward + backward + optimizer, and separately a codec over as many elements:",
         *(f"#   {m.task}: {m.forward:.4g} + {m.backward:.4g} + {m.optimizer:.4g}, {m.codec:.4g}" for m, _ in measured),
         "step_seconds:",
         *(f"  {m.task}: {{seconds: {m.step:.4g}, batch: {m.batch}}}" for m, _ in measured),

@@ -18,14 +18,14 @@ FIGURES = ("vgg16_128gpu", "bert_large_bandwidth", "bert_large_latency", "bagua_
 _SYSTEMS = {"pytorch_ddp": "ddp", "horovod": "horovod", "byteps": "byteps"}
 _TASKS = {"vgg16_imagenet": "vgg16", "vgg16_synthetic": "vgg16", "bert_large_squad": "bert_large"}
 _ALGORITHMS = {
-    # label, task: which algorithm it really was (its traffic tells); QAdam past its warm-up
+    # (label, task): the algorithm it really was, judging by its traffic; QAdam past its warm-up
     ("decentralized", "vgg16"): ["algo=decentralized", "algo.peers=all"],
     ("decentralized", "bert_large"): ["algo=decentralized", "algo.peers=shift_one"],
     ("qadam", "vgg16"): ["algo=qadam", "algo.codec=minmax_uint8", "algo.error_feedback=false", "algo.warmup_steps=1"],
     ("qadam_1bit", "bert_large"): ["algo=qadam", "algo.codec=one_bit", "algo.warmup_steps=1"],
 }
 _IMPOSSIBLE = {("vgg16_128gpu", 10.0, name) for name in ("bytegrad", "qadam", "low_precision_decentralized")}
-"""Bars that a 10 Gbit/s interface cannot carry, whatever overlaps: shown, not fitted."""
+"""Bars that a 10 Gbit/s interface could not carry even with full overlap: shown, not fitted."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Point:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What makes it one measurement: two figures may show the same."""
+        """Identifies the measurement; two figures may show the same one."""
         return (*self.overrides, self.metric)
 
 
@@ -93,7 +93,7 @@ def _point(row: dict[str, object]) -> Point:
 def end_to_end(folder: Path) -> list[tuple[str, list[str], float]]:
     """Label, overrides and step seconds of the end-to-end VGG16 runs: 90 epochs of ImageNet on 128 GPUs at 100 Gbit/s.
 
-    BytePS's curve was cut before its end and is not among them.
+    BytePS's curve was cut off before its end and is left out.
     """
     data = pd.read_csv(folder / "e2e_curves.csv")
     ends = data[(data["figure"] == "e2e_vgg16") & (data["metric"] == "curve_end") & (data["system"] != "byteps")]
@@ -107,7 +107,7 @@ def end_to_end(folder: Path) -> list[tuple[str, list[str], float]]:
 
 
 def distinct(chosen: Sequence[Point]) -> list[Point]:
-    """One point per measurement: the first where several figures show it."""
+    """One point per measurement: the first if several figures show it."""
     seen: dict[tuple[str, ...], Point] = {}
     for point in chosen:
         seen.setdefault(point.key, point)

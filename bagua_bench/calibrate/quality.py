@@ -1,4 +1,4 @@
-"""How good predictions are: errors per figure and algorithm, rankings, and what happens to points not in the fit."""
+"""How good predictions are: errors per figure and algorithm, rankings, and errors of points left out of the fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bagua_bench.calibrate.fit import Case, Fit, fit
 from bagua_bench.calibrate.parameters import Parameter
 
 _APART = 0.05
-_EVALUATIONS = 12  # of fits that start from the fit to all points
+_EVALUATIONS = 12  # limit for fits that start from the fit to all points
 
 
 def summary(errors: pd.Series) -> dict[str, float]:
@@ -34,7 +34,7 @@ def by(data: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def ranking(data: pd.DataFrame) -> tuple[int, int]:
-    """Pairs in the right order, and pairs: of points of one `panel` whose `seconds` are more than 5 % apart."""
+    """Pairs in the right order, and all pairs, of points of one `panel` whose `seconds` are more than 5 % apart."""
     right = total = 0
     for _, panel in data.groupby("panel"):
         for (_, a), (_, b) in combinations(panel.iterrows(), 2):
@@ -47,7 +47,7 @@ def ranking(data: pd.DataFrame) -> tuple[int, int]:
 def held_out(
     cases: Sequence[Case], groups: Sequence[object], parameters: Sequence[Parameter], best: Fit
 ) -> NDArray[np.float64]:
-    """Errors of every point when its group was not in the fit."""
+    """The error of every point in a fit without its group."""
     errors = np.zeros(len(cases))
     for group in dict.fromkeys(groups):
         inside = [c for c, g in zip(cases, groups, strict=True) if g != group]

@@ -1,6 +1,6 @@
-"""Which records a fit uses: those that can be simulated, and whose configuration has some settings.
+"""Selects the records that a fit uses: those that can be simulated and have the given settings.
 
-The settings are a text, KEY=VALUE,VALUE ...
+Settings are text of the form KEY=VALUE,VALUE ...
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Compose = Callable[[Sequence[str]], Cell]
 
 @dataclass(frozen=True)
 class Selection:
-    """Settings and the plain values that each may have; none select everything."""
+    """Settings and the plain values allowed for each; without settings, every cell is selected."""
 
     text: str
     allowed: tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...]
@@ -41,7 +41,7 @@ class Selection:
 
 
 def simulable(found: Iterable[Record]) -> tuple[list[Record], str]:
-    """The records that a simulation can be held against; of the others, on one line, how many and why (or nothing)."""
+    """The records that a simulation can be compared with, and a line on how many were left out and why (or nothing)."""
     kept, others = [], Counter[str]()
     for record in found:
         if reason := _obstacle(record):
@@ -53,7 +53,7 @@ def simulable(found: Iterable[Record]) -> tuple[list[Record], str]:
 
 
 def simulated(cell: Cell) -> Cell:
-    """A cell that was run, to be simulated: computing takes the time that is known, whatever its precision was."""
+    """The cell that simulates a cell that was run: computing takes the known time, whatever its precision was."""
     return replace(cell, mode="simulate", run=replace(cell.run, precision="fp32"))
 
 

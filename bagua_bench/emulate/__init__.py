@@ -1,1 +1,1 @@
-"""Layers that take the time of another machine: the task's parameters are real, computing is not."""
+"""Layers that take as long as on another machine: the task's parameters are real, computing is not."""

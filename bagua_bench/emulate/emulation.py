@@ -1,4 +1,4 @@
-"""One rank's emulation: its task, its pace, and what of a run is real."""
+"""One rank's emulation: its task, its pace, and what is real in its run."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Emulation:
         self.task = EmulatedTask(cell.task.batch, layers, self._pace)
 
     def arithmetic(self) -> AbstractContextManager[object]:
-        """The context of an algorithm's own operations on tensors: they take the emulated machine's time."""
+        """A context in which an algorithm's own operations on tensors take as long as on the emulated machine."""
         if self._cell.profile.codec != "profile":
             return nullcontext()
         return Meter(self._debt, values=False)
 
     def attach(self, trainer: Trainer) -> None:
-        """Have optimizer and codecs take the emulated machine's time, where the profile says so.
+        """Make optimizer and codecs take as long as on the emulated machine, where the profile says so.
 
         The optimizer then updates nothing and keeps no state; messages keep their size.
         """

@@ -27,8 +27,8 @@ class EmulatedModel(nn.Module):
     """A chain of layers in the order of execution; gradients become ready layer by layer in the reverse order.
 
     Parameters have the names, shapes and order of the task's model, and are zero. Gradients are zero as well, or what
-    the last step left in their memory: from the second step on they are handed out where the trainer keeps them, so
-    that no time goes into filling or copying what a GPU would have written there.
+    the last step left in their memory: from the second step on, they are handed out where the trainer keeps them. No
+    time is then spent on filling or copying memory that a GPU would have written.
     """
 
     def __init__(self, layers: Layers, pace: Pace, device: str = "cpu") -> None:
@@ -43,7 +43,7 @@ class EmulatedModel(nn.Module):
         self._homes_known = False
 
     def forward(self, batch: Tensor | None = None) -> Tensor:
-        """Pass all layers; the result is a scalar zero. `batch` is only there to be passed."""
+        """Run all layers; the result is a scalar zero. `batch` is ignored."""
         if not self._homes_known:  # after the trainer's own hooks, which may move gradients
             self._homes_known = True
             for step in self._steps:
@@ -79,7 +79,7 @@ class _Step:
         self._index = {p: index for index, p in enumerate(self.params)}
 
     def remember_gradients(self) -> None:
-        """Have the home of every gradient noted when the first backward pass, and the trainer, have put it there."""
+        """Note where every gradient is kept, once the first backward pass and the trainer have put it there."""
         self._hooks = GradientHooks(self.params, self._note)
 
     def gradients(self) -> list[Tensor]:

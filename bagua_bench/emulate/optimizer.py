@@ -1,4 +1,4 @@
-"""An optimizer that only has parameters."""
+"""An optimizer that only holds parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 
 class IdleOptimizer(Optimizer):
-    """Steps do nothing, or what is put in their place. It skips torch's set-up, which imports its compiler (2 s)."""
+    """Its step does nothing unless it is replaced. It skips torch's set-up, which imports its compiler (2 s)."""
 
     def __init__(self, params: Iterable[Parameter]) -> None:
         self.defaults, self.state = {}, defaultdict(dict)

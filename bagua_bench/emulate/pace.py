@@ -11,7 +11,7 @@ _PR_SET_TIMERSLACK = 29
 class Sleeper:
     """A pace that sleeps to absolute deadlines: what one layer oversleeps, the next one sleeps less.
 
-    `seconds`: of the passes "forward" and "backward".
+    `seconds`: durations of the passes "forward" and "backward".
     """
 
     def __init__(self, seconds: dict[str, float]) -> None:
@@ -26,7 +26,7 @@ class Sleeper:
         self.pass_time(share * self._seconds[phase])
 
     def spend(self, seconds: float) -> None:
-        """Sleep from now on, in no pass."""
+        """Sleep for `seconds` from now, outside a pass."""
         self._deadline = time.perf_counter()
         self.pass_time(seconds)
 
@@ -39,5 +39,5 @@ class Sleeper:
 
 
 def sharpen() -> None:
-    """Have the kernel end this thread's sleeps within a microsecond instead of 50 (Linux)."""
+    """Make the kernel end this thread's sleeps within a microsecond instead of 50 (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)

@@ -18,7 +18,7 @@ _UNDATED = {".pdf": {"CreationDate": None}}  # the same records give the same fi
 
 
 def latest(found: list[Record]) -> list[Record]:
-    """The good records of the newest code, one per cell and round."""
+    """The finished records of the newest code, one per cell and round."""
     done = [record for record in found if record["status"] == "done"]
     if not done:
         return []

@@ -17,7 +17,7 @@ FULL = "all"
 
 
 def variant(cell: Cell) -> str:
-    """Which of the three is off in a cell."""
+    """Name of a cell's variant: which of the three are off."""
     off = ["O"] * (not cell.run.overlap) + ["F"] * (cell.run.bucket_size == 0)
     off += ["H"] * (not facts.algorithm(cell.algo).by_server)
     return f"without {', '.join(off)}" if off else FULL
@@ -26,7 +26,7 @@ def variant(cell: Cell) -> str:
 def table(records: Sequence[Record]) -> pd.DataFrame:
     """One row per algorithm and variant: rounds, throughput with interval, ratio to the variant with all three.
 
-    ValueError if the records differ in more than the algorithm and the three.
+    ValueError if the records differ in more than the algorithm and these three.
     """
     comparable(records, AXES)
     cells = rates.grouped(records, rates.algorithm, variant)

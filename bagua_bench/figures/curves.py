@@ -1,4 +1,4 @@
-"""End-to-end curves on a simulated time axis: what is learned is published, when it is learned is predicted."""
+"""End-to-end curves on a simulated time axis: published scores at predicted times."""
 
 from __future__ import annotations
 

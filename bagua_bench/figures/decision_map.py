@@ -18,7 +18,7 @@ AXES = ("algo", "network.bandwidth", "network.latency", "network.name")
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
-    """One row per bandwidth and latency: the fastest algorithm, its seconds of a step, its speed-up over DDP.
+    """One row per bandwidth and latency: the fastest algorithm, its step time in seconds, its speed-up over DDP.
 
     ValueError if the records differ in more than algorithm, bandwidth and latency, or if DDP is not among them.
     """
@@ -46,7 +46,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
-    """Coloured by the fastest algorithm, with contours of the speed-up over DDP."""
+    """A map coloured by the fastest algorithm, with contours of the speed-up over DDP."""
     names = sorted(set(data["algorithm"]))
     codes = data.assign(code=[names.index(name) for name in data["algorithm"]])
     grid = codes.pivot(index="latency_ms", columns="gbit_per_s", values="code")

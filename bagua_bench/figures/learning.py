@@ -1,4 +1,4 @@
-"""What relaxed training learns, whatever its speed: loss by step, and accuracy after the last, over several seeds."""
+"""What relaxed training learns, whatever its speed: loss by step, and final accuracy, over several seeds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _over_seeds(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
-    """A line of losses per algorithm in a band from the least to the most of a seed; accuracies in the legend."""
+    """A line of losses per algorithm, in a band from the lowest to the highest over seeds; accuracies in the legend."""
     for algo, rows in data.groupby("algorithm", sort=False):
         last, colour = rows.iloc[-1], style.colour(str(algo))
         said = f"{algo}: {last['top1']:.1%} ({last['top1_least']:.1%} to {last['top1_most']:.1%})"

@@ -1,4 +1,4 @@
-"""The published benchmark page beside the simulator: every figure, and a table of errors next to it."""
+"""The published benchmark page compared with the simulator: every figure, with a table of errors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FOLDER = HOME / "results" / "paper"
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
-    """One row per published number, and per simulated cell that none was published for.
+    """One row per published number, and per simulated cell without a published number.
 
     `published` and `predicted` are epoch seconds or samples per second, as in the figure; `error` is predicted /
-    published - 1 of the time of a step. ValueError for records that are not simulated.
+    published - 1 for the time of a step. ValueError for records that are not simulated.
     """
     cells = {_key(cell_of(record)): record for record in records}
     if any(record["source"] != "simulated" for record in records):
-        raise ValueError("the figures of the paper are drawn from simulated records; others have their own")
+        raise ValueError("the figures of the paper are drawn from simulated records only")
     rows, used = [], set()
     for point in published.points(FOLDER):
         key = ("bagua_paper", *_wanted(point.overrides))
@@ -52,7 +52,7 @@ def parts(data: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
-    """One figure: bars where the published one has bars, else lines; published grey, simulated hollow and dashed."""
+    """One figure: bars if the published one has bars, otherwise lines; published grey, simulated hollow and dashed."""
     figure = data["figure"].iloc[0]
     across = {"bert_large_bandwidth": "gbit_per_s", "bert_large_latency": "added_ms", "scalability_vgg16": "gpus"}
     if "level" in data and data["level"].notna().any():
@@ -93,7 +93,7 @@ def _bars(data: pd.DataFrame, axes: Axes) -> None:
 
 
 def _stretch(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], float]:
-    """Predicted / published step of the runs behind the end-to-end curves: BERT-Large's are those of its sweeps."""
+    """Predicted / published step of the runs behind the end-to-end curves: BERT-Large's come from its sweep."""
     found = {}
     for row in rows:
         if row["figure"] == "e2e_vgg16":

@@ -15,7 +15,7 @@ from bagua_bench.results.records import Record, cell_of
 
 
 def grouped(records: Sequence[Record], *key: Callable[[Cell], str]) -> dict[tuple[str, ...], list[Record]]:
-    """The records of each cell (what the functions `key` make of it), in the order of the rounds."""
+    """The records, grouped by what the functions `key` return for their cells, in the order of the rounds."""
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
         groups.setdefault(tuple(part(cell_of(record)) for part in key), []).append(record)
@@ -48,14 +48,14 @@ def row(records: Sequence[Record], baseline: str, base: Sequence[Record]) -> dic
 
 
 def staleness(records: Sequence[Record]) -> float | None:
-    """How many steps old the averages are that are applied, mean; None of what averages in every step, or unknown."""
+    """Mean age in steps of the averages when applied; None if averaging happens in every step, or if it is unknown."""
     found = [record["result"].get("averaging") for record in records]
     ages = [one["staleness_steps"] for one in found if one and one["staleness_steps"] is not None]
     return float(np.mean(ages)) if ages else None
 
 
 def label(name: str, ages: Sequence[float | None]) -> str:
-    """A system's name, with how stale what it averages is, where its speed is bought with that."""
+    """A system's name, with the staleness of its averages if it is known."""
     known = sorted(age for age in ages if age is not None and not np.isnan(age))
     if not known:
         return name

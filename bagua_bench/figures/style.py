@@ -1,4 +1,4 @@
-"""How a number's source shows in a figure: measured is filled; later sources are lighter or hollow."""
+"""How figures show a number's source: measured is filled, emulated lighter, simulated hollow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from bagua_bench.configuration import facts
 
 _PUBLISHED = {"pytorch_ddp": "ddp", "qadam_1bit": "qadam"}
-"""What published figures call a system: which option of the group algo it is."""
+"""Names of systems in published figures, and the options of the group algo that they are."""
 _ALPHA = {"measured": 1.0, "emulated": 0.75}
 
 

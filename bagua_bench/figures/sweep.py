@@ -1,4 +1,4 @@
-"""Time of a step of several algorithms along one quantity: bandwidth, latency, servers, or the slowness of a rank."""
+"""Step time of several algorithms against one quantity: bandwidth, latency, servers, or the slowness of a rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bagua_bench.results.records import Record, cell_of, comparable
 
 
 class Quantity(NamedTuple):
-    """What a sweep may run along: configuration keys that vary, how to read it off a cell, label and scale."""
+    """A quantity that a sweep may vary: its configuration keys, how to read it from a cell, label and scale."""
 
     keys: tuple[str, ...]
     value: Callable[[Cell], float]
@@ -89,7 +89,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def quantity_of(records: Sequence[Record]) -> Quantity:
-    """What the records' sweep runs along. ValueError if it is more than one thing."""
+    """The quantity that the records' sweep varies. ValueError if it is not exactly one."""
     failure: ValueError | None = None
     for quantity in QUANTITIES:
         try:
@@ -103,7 +103,7 @@ def quantity_of(records: Sequence[Record]) -> Quantity:
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
-    """A line per algorithm over `table`'s rows; the second axis of a bandwidth sweep is the scale model's own."""
+    """A line per algorithm of `table`; a scale model's bandwidth sweep has a second axis with its own rates."""
     quantity = next(q for q in QUANTITIES if q.label in data.columns)
     for algo, rows in data.groupby("algorithm", sort=False):
         error = [rows["step_seconds"] - rows["low"], rows["high"] - rows["step_seconds"]]

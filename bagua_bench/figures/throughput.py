@@ -17,7 +17,7 @@ AXES = ("algo",)
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
-    """One row per algorithm: rounds, throughput, interval, ratio to DDP, whether it is a difference, A/A noise.
+    """One row per algorithm: rounds, throughput, interval, ratio to DDP, whether it is faster or slower, A/A noise.
 
     ValueError if the records differ in more than the algorithm.
     """

@@ -17,9 +17,9 @@ _HATCHES = ("", "//", "..", "xx")
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
-    """One row per algorithm and transport: rounds, throughput with interval, ratio to gloo, whether it is a difference.
+    """One row per algorithm and transport: rounds, throughput with interval, ratio to gloo, whether it is faster.
 
-    ValueError if the records differ in more than the two.
+    ValueError if the records differ in more than these two.
     """
     comparable(records, AXES)
     cells = rates.grouped(records, rates.algorithm, lambda cell: cell.transport.backend)

@@ -1,1 +1,1 @@
-"""Machines that are not here: how long they compute, and the layers of the models they train."""
+"""Machines that are not at hand: how long they compute, and the layers of the models they train."""

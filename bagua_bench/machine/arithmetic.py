@@ -1,4 +1,4 @@
-"""Arithmetic on tensors as another machine would do it: bound by its memory."""
+"""Arithmetic on tensors at the speed of another machine, limited by its memory bandwidth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_LARGE = 65_536  # bytes; what is smaller may steer the program
+_LARGE = 65_536  # bytes; a smaller tensor may control what the program does
 _NAP = 2e-4  # seconds
 _MOVES_NOTHING = ("empty", "new_empty", "detach")
 _OVERWRITES = ("copy_", "zero_", "fill_")
@@ -19,8 +19,8 @@ _OVERWRITES = ("copy_", "zero_", "fill_")
 class Meter(TorchDispatchMode):
     """Calls `charge(bytes)` after every operation, with its memory traffic: every tensor is read or written once.
 
-    values: whether the operations are done. Off, an operation in place on a large tensor is left out, where values
-    mean nothing; all others are done, since what they return may be needed.
+    values: whether values matter. If not, in-place operations on large floating-point tensors are skipped; all others
+    are done, since their results may be needed.
     """
 
     def __init__(self, charge: Callable[[float], None], values: bool = True) -> None:
@@ -29,7 +29,7 @@ class Meter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch imports its compiler, which takes two seconds
+        return False  # otherwise torch imports its compiler, which takes two seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -43,7 +43,7 @@ class Meter(TorchDispatchMode):
 class Debt(threading.local):
     """A charge that sleeps for bytes at `bandwidth`, bytes/s, on the thread that does the operations.
 
-    It sleeps when enough has come together: sleeping takes some time itself.
+    It sleeps only once enough time is owed, because each sleep has overhead.
     """
 
     def __init__(self, bandwidth: float) -> None:

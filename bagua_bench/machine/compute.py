@@ -10,7 +10,7 @@ from bagua_bench.machine.layers import Layers
 
 @dataclass(frozen=True)
 class Compute:
-    """Seconds of one step of one rank, and the memory bandwidth that optimizer and codec run at, bytes/s."""
+    """Seconds of one step of one rank, and the memory bandwidth of optimizer and codec, bytes/s."""
 
     forward: float
     backward: float
@@ -21,14 +21,14 @@ class Compute:
 
     @property
     def step(self) -> float:
-        """All of a step but communication."""
+        """A whole step without communication."""
         return self.forward + self.backward + self.optimizer
 
 
 def compute_of(cell: Cell, layers: Layers) -> Compute:
-    """The computing times of a cell: `task.step_seconds`, else the profile's for the task, else by multiply-adds."""
+    """A cell's computing times: from `task.step_seconds`, otherwise the profile's entry, otherwise multiply-adds."""
     task, profile, accumulate = cell.task, cell.profile, cell.run.accumulate
-    bandwidth = profile.memory_bandwidth / cell.shrink  # smaller tensors take the time of the originals
+    bandwidth = profile.memory_bandwidth / cell.shrink  # smaller tensors take as long as the originals
     batch = task.batch * accumulate
     known = profile.step_seconds.get(task.name)
     if task.step_seconds is not None:
@@ -36,7 +36,7 @@ def compute_of(cell: Cell, layers: Layers) -> Compute:
     elif known is not None and task.scale != "tiny":
         step, origin = known.seconds * batch / known.batch, f"compute={profile.name}"
     else:
-        step = 6 * layers.macs * batch / profile.flops  # two FLOP per multiply-add, the backward pass twice
+        step = 6 * layers.macs * batch / profile.flops  # two FLOP per multiply-add; backward takes twice as many
         origin = f"multiply-adds at {profile.flops / 1e12:g} TFLOP/s (compute={profile.name})"
     optimizer = min(layers.elements * layers.optimizer_bytes / bandwidth, step / 2)
     passes = step - optimizer
@@ -45,5 +45,5 @@ def compute_of(cell: Cell, layers: Layers) -> Compute:
 
 
 def slow_factors(cluster: ClusterPart) -> dict[int, float]:
-    """Factor on the computing time of the ranks that have one."""
+    """Factor on the computing time, for each rank that has one."""
     return {int(rank): float(factor) for rank, factor in cluster.slow_ranks.items()}

@@ -1,4 +1,4 @@
-"""What has to be known of a task to emulate it: parameters, order of execution, work per layer. No torch import."""
+"""What emulation needs to know about a task: parameters, order of execution, work per layer. No torch import."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Layers:
         return sum(layer.macs for layer in self.layers)
 
     def shares(self) -> list[float]:
-        """Share of every layer in the time of a pass: that of its multiply-adds."""
+        """Every layer's share of the time of a pass: its share of the multiply-adds."""
         total = self.macs
         return [layer.macs / total if total else 1 / len(self.layers) for layer in self.layers]
 
     def shrunk(self, factor: float) -> Layers:
-        """Every tensor so many times smaller, flat, with the same work: a scale model (docs/glossary.md)."""
+        """A scale model (docs/glossary.md): every tensor is flat and `factor` times smaller, with the same work."""
         params = tuple((name, (max(1, round(_product(shape) / factor)),)) for name, shape in self.params)
         return self if factor == 1 else replace(self, params=params)
 

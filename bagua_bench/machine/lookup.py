@@ -16,7 +16,7 @@ def _table(name: str) -> Layers:
 def layers_of(task: TaskPart, shrink: float = 1.0) -> Layers:
     """The layers of a task, shrunk as asked: from its table at scale paper, otherwise from its model (with torch).
 
-    `cpu` has the parameters of `paper`, and the shares of its layers are to be those of the published input.
+    Scale `cpu` has the parameters of `paper`, and its layers keep the shares that they have for the published input.
     """
     if task.scale in ("paper", "cpu") and (TABLES / f"{task.name}.json").exists():
         return _table(task.name).shrunk(shrink)

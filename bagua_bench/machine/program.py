@@ -29,14 +29,14 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Collective:
-    """A call of the communicator: bytes of the tensor given to it, who takes part, and offsets of the peers."""
+    """A call of the communicator: bytes of its tensor, the ranks that take part, and offsets of the peers."""
 
     kind: str
     nbytes: int
     level: str  # "flat", "intra", "inter"
     offsets: tuple[int, ...] = ()
     group: tuple[int, int] | None = None
-    """Servers, and ranks on each, where these are some of all."""
+    """Number of servers, and of ranks on each, if only some take part."""
 
 
 Operation = Traffic | Collective
@@ -51,7 +51,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class Ready:
-    """A gradient is complete; the peer's own rules say when it is sent."""
+    """A gradient is complete; the peer's own rules decide when it is sent."""
 
     nbytes: int
 
@@ -65,7 +65,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Gate:
-    """The training thread begins (or ends) the part of a step in which nobody may change the weights."""
+    """The training thread begins (or ends) the part of a step in which no round may change the weights."""
 
     begins: bool
 
@@ -87,7 +87,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Fusion:
-    """Horovod's schedule: every `cycle` seconds what is ready is fused, up to `threshold` bytes a message."""
+    """Horovod's schedule: every `cycle` seconds it fuses the ready gradients, up to `threshold` bytes per message."""
 
     cycle: float
     threshold: int
@@ -103,5 +103,5 @@ class Program:
     round: Round | None = None
     fusion: Fusion | None = None
     asynchronous: bool = False
-    """Collectives are handed to the transport as they become ready, which may run several at a time."""
+    """Collectives are handed to the transport as they become ready, and it may run several at a time."""
     sent_per_round: tuple[dict[str, float], ...] = field(default=())

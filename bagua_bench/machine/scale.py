@@ -1,4 +1,4 @@
-"""Scale models: emulated or simulated runs that send so many times less. No torch import."""
+"""Scale models: emulated or simulated runs that send a fraction of the bytes. No torch import."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from bagua_bench.configuration.cell import Cell
 
 
 def scale_model(cell: Cell) -> Cell:
-    """The cell to run for a cell: rates, TCP windows and buckets shrunk as the tensors are; times stay as they are.
+    """The cell to run instead of a cell: rates, TCP windows and buckets shrink like the tensors; times stay the same.
 
-    What a transfer takes relative to computing and to the latency is then that of the original, with a fraction of
-    the bytes: 100 Gbit/s networks fit on a small machine.
+    A transfer then takes as long, relative to computing and to the latency, as in the original, with a fraction of the
+    bytes: 100 Gbit/s networks fit on a small machine.
     """
     factor, network, algo = cell.shrink, cell.network, cell.algo
     if factor == 1:
@@ -34,7 +34,7 @@ def scale_model(cell: Cell) -> Cell:
 
 
 def _slower(key: str, value: float | None, factor: float) -> float | None:
-    """A value of a link: the bandwidth divided, others as they are."""
+    """A link's value: a bandwidth is divided, others are unchanged."""
     return value if value is None or key != "bandwidth" else value / factor
 
 

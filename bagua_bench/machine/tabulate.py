@@ -1,4 +1,4 @@
-"""`python -m bagua_bench.machine.tabulate TASK...`: write tables of tasks from their models on the meta device."""
+"""`python -m bagua_bench.machine.tabulate TASK...`: write the tables of tasks, from their models on the meta device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tasks.base import Task
 
 
 def tabulate(task: TaskPart) -> Layers:
-    """Run the task's forward pass on meta tensors and note, module by module, what it computes and with what."""
+    """Run the task's forward pass on meta tensors and note each module's multiply-adds and parameters."""
     made: Task = build(task.target, task.options)
     with torch.device("meta"):
         model = made.model()
@@ -62,7 +62,7 @@ def _layers(task: Task, model: nn.Module, position: dict[nn.Parameter, int]) -> 
 
 
 def optimizer_traffic(optimizer: Optimizer) -> tuple[str, int]:
-    """Name and bytes per parameter: every tensor of the update is read, those that change are written (float32)."""
+    """Name, and bytes per parameter: the update reads all its tensors and writes those that change (float32)."""
     if isinstance(optimizer, Adam):
         return type(optimizer).__name__, 28  # reads x, g, m, v; writes x, m, v
     assert isinstance(optimizer, SGD)
@@ -71,7 +71,7 @@ def optimizer_traffic(optimizer: Optimizer) -> tuple[str, int]:
 
 
 def main() -> None:
-    """Survey the tasks named on the command line at scale paper."""
+    """Tabulate the tasks named on the command line at scale paper."""
     from hydra import initialize_config_dir
 
     from bagua_bench.configuration.compose import compose_cell

@@ -1,4 +1,4 @@
-"""`bagua-bench report`, also `bagua-bench report`."""
+"""`bagua-bench report`, also `python -m bagua_bench.report`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`bagua-bench report [CAMPAIGN ...] [--results DIR] [--out FILE]`: records and figures as one HTML page.
 
-The page needs nothing but itself: tables can be sorted, and every number stands beside the network and the machine it
-comes from. Without campaigns: all that have records.
+The page is self-contained. Its tables can be sorted, and every number stands beside the network and the machine it
+comes from. Without CAMPAIGN, it shows all campaigns that have records.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COLUMNS = (
 
 
 def page(campaigns: dict[str, Sequence[Record]], figures: Sequence[Path], title: str = "Results") -> str:
-    """The HTML page of some campaigns' records and of PNG figures."""
+    """The HTML page with some campaigns' records and PNG figures."""
     total = sum(len(found) for found in campaigns.values())
     tables = [f"<h2>{escape(name)}</h2>\n{_table(found)}" for name, found in campaigns.items()]
     return Template(_PAGE.read_text()).substitute(
@@ -117,7 +117,7 @@ def main() -> int:
     present = sorted(path.parent.name for path in given.results.glob("*/records.jsonl"))
     missing = [name for name in given.campaigns if name not in present]
     if missing or not present:
-        have = ", ".join(present) or "no campaign has any"
+        have = f"campaigns with records: {', '.join(present)}" if present else "no campaign has any"
         print(f"{missing[0] if missing else given.results}: there are no records; {have}", file=sys.stderr)
         return 2
     found, others = _read(given.results, given.campaigns or present)
@@ -132,7 +132,7 @@ def main() -> int:
 
 
 def _read(results: Path, names: Sequence[str]) -> tuple[dict[str, Sequence[Record]], list[str]]:
-    """Records of the campaigns, and why some of the files hold none: theirs is another schema."""
+    """Records of the campaigns, and why files were left out: they have another schema."""
     found: dict[str, Sequence[Record]] = {}
     others = []
     for name in names:

@@ -1,1 +1,1 @@
-"""Predicts what cannot be run: the engine's own schedule under a virtual clock and a model of the network."""
+"""Predicts runs on clusters that are not at hand: the engine's own schedule, a virtual clock and a network model."""

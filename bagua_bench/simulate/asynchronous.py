@@ -1,4 +1,4 @@
-"""The virtual clock of algorithms that run ASYNC: training goes on while averaging rounds come and go."""
+"""The virtual clock for algorithms that run ASYNC: training goes on while averaging rounds come and go."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def run_asynchronous(clock: Clock, program: Program) -> Timing:
-    """The time of every step, and how stale the averages are that are applied.
+    """The time of every step, and the staleness of the averages that are applied.
 
     All ranks meet in a round's negotiation and exchange; a rank applies the result between two of its steps. A round
-    that is under way when a step computes slows it down.
+    in progress slows down the computing of a step.
     """
     assert program.round is not None
     rounds, timing = _Rounds(clock, program.round), Timing()
@@ -39,7 +39,7 @@ def run_asynchronous(clock: Clock, program: Program) -> Timing:
 
 
 class _Flight:
-    """One round: when its snapshot was taken, when its result is there, and when each class applied it."""
+    """One round: when its snapshot was taken, when its result is available, and when each class applied it."""
 
     def __init__(self, begin: float, snapshot: float, end: float, classes: int) -> None:
         self.begin, self.snapshot, self.end = begin, snapshot, end
@@ -67,7 +67,7 @@ class _Rounds:
         return sum(max(0.0, min(end, f.end) - max(begin, f.begin)) for f in self.done[-3:])
 
     def gate(self, k: int, now: float) -> float:
-        """Class k is between two steps: apply what is waiting; returns when it may go on."""
+        """Apply a waiting result to class k, which is between two steps; return the time at which it may go on."""
         flight = self.done[-1]
         if flight.applied[k] is None and flight.end <= now:
             now += self.apply[k]

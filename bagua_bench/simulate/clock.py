@@ -1,8 +1,8 @@
 """The virtual clock: how long the steps of a program take on a cluster. No torch import.
 
-Ranks with the same factor on their computing time are one class; the classes go through the program side by side and
-meet in every collective. So a synchronous algorithm goes as fast as its slowest rank, which is exact where a collective
-joins all ranks and the steady state where ranks meet in pairs.
+Ranks with the same factor on their computing time form a class. The classes go through the program side by side and
+meet in every collective, so a synchronous algorithm goes as fast as its slowest rank. That is exact where a collective
+joins all ranks, and the steady state where ranks meet in pairs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bagua_bench.simulate.timing import Timing, split
 
 
 class Clock:
-    """Runs programs on a cluster. `factors`: on the computing time, one per class of ranks."""
+    """Runs programs on a cluster. `factors` multiply the computing time, one per class of ranks."""
 
     def __init__(self, cluster: Cluster, compute: Compute, factors: Sequence[float] = (1.0,)) -> None:
         self._cluster, self._compute, self._factors = cluster, compute, list(factors)
@@ -64,7 +64,7 @@ class Clock:
 
     @property
     def interference(self) -> float:
-        """Slow-down of computing beside communication."""
+        """Slow-down of computing while communication runs, as a share."""
         return self._cluster.physics.interference
 
     def work(self, item: Work, k: int) -> float:
@@ -80,19 +80,19 @@ class Clock:
         return self._durations[op]
 
     def on_the_line(self, op: Collective) -> float:
-        """Seconds of a collective in which no other's bytes are on its way: those of its transfer.
+        """Seconds for which a collective has the line to itself: its transfer, without its latencies.
 
-        Waiting for a window is part of it: lanes share the connections.
+        Waiting for a TCP window is included, because lanes share the connections.
         """
         return seconds(op, self._line)
 
     def carried_over(self, exposed: float, k: int) -> float:
-        """Seconds of the communication that follows the optimizer step which the next step hides, on class k."""
+        """Seconds of the communication after the optimizer step that the next step hides, on class k."""
         hideable = (self._compute.forward + self._compute.backward) * self._factors[k]
         return min(self._cluster.physics.carry_over * exposed, hideable)
 
     def negotiation(self) -> float:
-        """Seconds in which Horovod's workers agree on what is ready: two small all-reduces, one per bit of n."""
+        """Seconds for Horovod's workers to agree on what is ready: two all-reduces of 2 ceil(log2 n) hops each."""
         servers = self._cluster.layout.servers
         return 4 * (servers - 1).bit_length() * self._cluster.latency if servers > 1 else 0.0
 
@@ -102,12 +102,12 @@ class _Run:
 
     def __init__(self, clock: Clock, fusion: Fusion | None, lanes: int, left: list[list[float]]) -> None:
         self._clock, self._fusion = clock, fusion
-        self._ends = [0.0] * lanes  # of the collectives under way, where there may be several
+        self._ends = [0.0] * lanes  # when each of the transport's lanes is free, if there are several
         self._line = 0.0
         self._now = [0.0 for _ in clock.classes]
         self._lane = left[-1] if left else [0.0 for _ in clock.classes]
-        self._sent = list(left)  # of every piece of work: when each class is done with it
-        self._landed = 0  # how many of them were waited for
+        self._sent = list(left)  # for every piece of work, when each class is done with it
+        self._landed = 0  # number of pieces that were waited for
         self._marks: list[list[tuple[str, float]]] = [[] for _ in clock.classes]
         self._pending: list[tuple[float, int]] = []
         self._tick = 0.0
@@ -119,7 +119,7 @@ class _Run:
         return [split(marks, now) for marks, now in zip(self._marks, self._now, strict=True)]
 
     def left(self) -> list[list[float]]:
-        """Of the work that nobody has waited for when the step ends: how long after it each class is done with it."""
+        """For every piece of work not waited for: how long after the end of the step each class is done with it."""
         sent = self._sent[self._landed :]
         return [[end - now for end, now in zip(piece, self._now, strict=True)] for piece in sent]
 
@@ -159,7 +159,7 @@ class _Run:
             self._now[k] += beside + work - beside / (1 + self._clock.interference)
 
     def _send(self, ops: Sequence[Operation], ready: Sequence[float]) -> None:
-        """Have the lanes work through operations; all classes meet in a collective."""
+        """Run operations in the lane; all classes meet in a collective."""
         if len(self._ends) > 1:
             self._share(ops, max(ready))
             return
@@ -184,9 +184,9 @@ class _Run:
         self._lane = [max(self._ends)] * len(self._lane)
 
     def _fuse(self, until: float | None) -> None:
-        """Horovod: at every tick up to `until` (None: until all is sent) send what is ready, fused.
+        """Horovod: at every tick up to `until` (None: until all is sent) send ready gradients, fused.
 
-        There is one fusion buffer: the next tick comes when the lane has sent what was in it.
+        There is only one fusion buffer, so the next tick waits until the lane has sent its contents.
         """
         assert self._fusion is not None
         period = max(self._fusion.cycle, self._clock.negotiation())

@@ -11,7 +11,7 @@ from bagua_bench.configuration.network_shape import link_of
 MSS = 1448
 """Payload of a full TCP segment, bytes."""
 BUFFER = 4.0 * 2**20
-"""Bytes of the socket buffers that windows are calibrated with."""
+"""Size of the socket buffers that windows are calibrated with, bytes."""
 
 
 @dataclass(frozen=True)
@@ -21,51 +21,51 @@ class Physics:
     line: float = 12.5e9
     """Rate of a server's network interface where the network group sets none."""
     shaped: float = math.inf
-    """The same once a delay is added to it in software, whose one queue handles so many packets and no more."""
+    """The same once a delay is added in software, whose single queue handles only so many packets per second."""
     efficiency_ring: float = 0.95
     """Share of the line rate that payload gets in ring collectives: headers, chunk boundaries."""
     efficiency_direct: float = 0.85
-    """The same in exchanges with several others, whose flows collide."""
+    """The same in exchanges with several peers, whose flows collide."""
     efficiency_fade: float = 0.0
-    """Both fall with the servers that wait for each other, over two, to this power: emulated ones share the cores."""
+    """Exponent by which both fall with half the servers that wait for each other: emulated ones share the cores."""
     connection: float = 2.5e9
-    """What the software behind one connection moves, however fast the line is."""
+    """Rate of the software behind one connection, however fast the line is."""
     process: float = 5e9
-    """The same of one process with many connections."""
+    """The same for one process with many connections."""
     ring: float = 4e9
-    """What the software of a ring moves from one server to the next."""
+    """Rate of a ring's software from one server to the next."""
     channels: float = 4.0
     """Connections of a ring from one server to the next."""
     fade: float = 0.0
-    """The software rates of rings fall with the number of servers to this power: all wait for the slowest flow."""
+    """Exponent by which the rate `ring` falls with the number of servers: all wait for the slowest flow."""
     latency: float = 15e-6
-    """One way, of a message between servers, without what the network group adds."""
+    """One-way latency of a message between servers, without what the network group adds."""
     ring_hop: float = 1.0
-    """One-way latencies of a ring's hop: two where the receiver says first that it is ready, as in gloo's TCP pairs."""
+    """One-way latencies per hop of a ring: two if the receiver first says that it is ready, as in gloo's TCP pairs."""
     segments: float = 1.0
-    """Parts of a ring's chunk that are under way at a time; with more than one, a hop's latency hides behind others."""
+    """Segments of a ring's chunk in flight at a time; with several, the latency of a hop hides behind the others."""
     hop: float = 1.0
-    """One-way latencies that a direct send costs: more than one where sender and receiver agree first."""
+    """One-way latencies per direct send: more than one if sender and receiver agree first."""
     gather_hop: float = 1.0
-    """One-way latencies of an all-gather, per server passed: 1 is a ring; in all at least `hop`, as direct sends."""
+    """One-way latencies of an all-gather per server passed: 1 is a ring; at least `hop` in all, as in direct sends."""
     window: float = 4 * 2**20
-    """Bytes a connection has in flight at most, with socket buffers of 4 MiB; in proportion with others."""
+    """Most bytes a connection has in flight with socket buffers of 4 MiB; proportional to the size of the buffers."""
     incast: float = math.inf
-    """Bytes that many senders together have in flight to one interface: beyond what a switch's port queues is lost."""
+    """Most bytes that many senders have in flight to one interface; a switch's port drops those beyond its queue."""
     packet: float = 0.0
-    """Bytes that pass a link as one and arrive with their last: an emulator's, which is handed 64 KiB at a time."""
+    """Bytes of a packet that a link forwards only as a whole: an emulator is handed 64 KiB at a time."""
     packets: float = 1.0
-    """Packets of a window, at least, where latency was asked for."""
+    """Least number of packets in a window, where latency was asked for."""
     lanes: float = 1.0
-    """Collectives that the transport runs at a time where it is handed several; their bytes share the line."""
+    """Collectives that the transport runs at a time if it is handed several; their bytes share the line."""
     call: float = 0.0
-    """Host time of a collective: to launch it and to notice its end, while nothing else of the bucket goes on."""
+    """Host time to launch a collective and to notice its end; the bucket's other work waits meanwhile."""
     inside: float = 134e9
     """Bus bandwidth of collectives inside a server."""
     inside_latency: float = 60e-6
-    """Of a collective inside a server."""
+    """Latency of a collective inside a server."""
     inside_hop: float = 1.9e-6
-    """Of one hop inside a server, within a ring over all ranks: NCCL's own figure for NVLink."""
+    """Latency of one hop inside a server, within a ring over all ranks: NCCL's own figure for NVLink."""
     interference: float = 0.0
     """Share by which computing slows down while communication runs."""
     carry_over: float = 0.0
@@ -73,11 +73,11 @@ class Physics:
     efficiency_servers: float = 0.85
     """Share of the line rate that parameter servers get."""
     servers: float = 5e9
-    """What the software of a parameter server moves."""
+    """Rate of a parameter server's software."""
     uncertainty: float = 0.25
-    """90 % of the points of the calibration lay within this share when a fit left them out; a guess without any."""
+    """Relative error that 90 % of the calibration's points stay within when left out of a fit; or a guess."""
     servers_window: float = 16 * 2**20
-    """Bytes that a worker has under way to all parameter servers together: its credit."""
+    """Bytes that a worker may have in flight to all parameter servers together: its credit."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ class Links:
 
 @dataclass(frozen=True)
 class Layout:
-    """Servers and ranks on each."""
+    """Number of servers, and of ranks on each."""
 
     servers: int
     per_server: int
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Number of all ranks."""
         return self.servers * self.per_server
 
 
@@ -120,27 +120,27 @@ class Cluster:
         return min(line, self.physics.shaped) if self.network.latency or self.network.jitter else line
 
     def goodput(self, efficiency: float, together: int) -> float:
-        """Bytes/s of payload through an interface, where so many servers wait for each other."""
+        """Bytes/s of payload through an interface when `together` servers wait for each other."""
         return self.line * efficiency * math.pow(max(together, 2) / 2, -self.physics.efficiency_fade)
 
     @property
     def latency(self) -> float:
-        """One way between servers, seconds; with jitter, the later of many messages counts."""
+        """One-way latency between servers, seconds; with jitter, the latest of many messages counts."""
         late = self.network.jitter * math.sqrt(2 * math.log(max(self.layout.servers, 2)))
         return self.physics.latency + self.network.latency + late
 
     @property
     def connection(self) -> float:
-        """Rate of one connection, bytes/s: its software, and the congestion control's answer to loss."""
+        """Rate of one connection, bytes/s, limited by its software and by the congestion control's response to loss."""
         return min(self.physics.connection, self.lossy)
 
     def stall(self, nbytes: float, rate: float, limit: float = math.inf) -> float:
         """Time that a message of nbytes on one connection of `rate` waits for its window, at most `limit`, to open.
 
-        Every window beyond the first has a cycle: the round trip of its last packet, or its sending, if that takes
-        longer. Packets also wait for others on the line, s u / (2 (1 - u)) for a service of s at a utilisation of u
+        Every window beyond the first takes a cycle: the round trip of its last packet, or the time to send the window
+        if longer. Packets also wait for others on the line, s u / (2 (1 - u)) for a service of s at a utilisation of u
         (Pollaczek and Khinchine, constant service); with u = sending / cycle, the cycle solves a quadratic equation.
-        A window that is a single packet waits for none of its own.
+        A window of a single packet does not wait for packets of its own.
         """
         window = min(self.physics.window * self.network.buffer / BUFFER, limit)
         packets = self.physics.packets if self.network.latency or self.network.jitter else 1.0
@@ -152,7 +152,7 @@ class Cluster:
 
     @property
     def lossy(self) -> float:
-        """Mathis (Reno, every segment acknowledged) or RFC 9438 (CUBIC): bytes/s of a connection under loss."""
+        """Rate of a connection under loss, bytes/s: Mathis (Reno, every segment acknowledged) or RFC 9438 (CUBIC)."""
         p, trip = self.network.loss, 2 * self.latency
         if p <= 0:
             return math.inf
@@ -165,7 +165,7 @@ class Cluster:
 
 
 def physics_of(cluster: ClusterPart, transport: str) -> Physics:
-    """The parameters of a cluster over a transport, by name: the cluster's, with the transport's own over them."""
+    """A cluster's parameters for the transport of this name; the transport's own override the cluster's."""
     given = {key: value for key, value in cluster.physics.items() if key not in ("transport", "fit")}
     given |= cluster.transports.get(transport, {})
     known = {f.name for f in fields(Physics)}
@@ -178,7 +178,7 @@ def physics_of(cluster: ClusterPart, transport: str) -> Physics:
 
 
 def cluster_of(cell: Cell, physics: Physics | None = None) -> Cluster:
-    """The cluster that a cell describes; the slowest link counts where servers differ."""
+    """The cluster that a cell describes; where servers differ, the slowest link counts."""
     asked, cluster = cell.network, cell.cluster
     links = [link_of(asked, changes) for changes in cluster.server.values()]
     if len(links) < cluster.servers:

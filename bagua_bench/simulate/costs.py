@@ -1,6 +1,6 @@
 """Seconds that collectives take (sources: Thakur et al. 2005; Patarasuk and Yuan 2009; NCCL's tuning model).
 
-Of every formula: the tensor has `nbytes`, n servers of g ranks take part, N = n g.
+In every formula, the tensor has S = `nbytes`, n servers of g ranks take part, and N = n g.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bagua_bench.simulate.cluster import Cluster, Layout
 
 
 def seconds(call: Collective, cluster: Cluster) -> float:
-    """Time of a call, from the moment all its ranks are there."""
+    """Time of a call, from the moment all its ranks have arrived."""
     if call.group is not None:
         cluster = replace(cluster, layout=Layout(*call.group))
     servers, per_server = cluster.layout.servers, cluster.layout.per_server
@@ -72,7 +72,7 @@ def all_to_all(call: Collective, g: int, cluster: Cluster) -> float:
 
 
 def exchange(call: Collective, g: int, cluster: Cluster) -> float:
-    """Direct sends of S to every peer: a peer d ranks away takes min(d, g) ranks' messages through the interface."""
+    """Direct sends of S to every peer: a peer d ranks away puts min(d, g) ranks' messages on the interface."""
     size = cluster.layout.servers * g
     flows = sum(min(abs(d) % size, size - abs(d) % size, g) for d in call.offsets)
     return cluster.physics.hop * cluster.latency + direct_transfer(flows * call.nbytes, flows, cluster, g)
@@ -88,7 +88,7 @@ def tree(call: Collective, g: int, cluster: Cluster) -> float:
 def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
     """Parameter servers beside the workers: 2(n - 1)/n S through every interface, pipelined in partitions.
 
-    A worker waits where its credit does not cover the round trip.
+    A worker waits if its credit does not cover the round trip.
     """
     n, physics = cluster.layout.servers, cluster.physics
     nbytes = 2 * (n - 1) / n * call.nbytes
@@ -99,9 +99,9 @@ def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
 
 
 def ring(hops: int, latency: float, transfer: float, cluster: Cluster) -> float:
-    """Seconds of a ring: in every hop a chunk goes on as soon as it is there, in segments of which some are under way.
+    """Seconds of a ring: every hop forwards a chunk as soon as it arrives, with several of its segments in flight.
 
-    A segment needs the one that is as many before it as are under way, and `latency`; the line carries one at a time.
+    With k segments in flight, a segment starts `latency` after the k-th before it was sent, if the line is free.
     """
     chunk = transfer / hops
     return hops * max(chunk, chunk / cluster.physics.segments + latency)
@@ -118,7 +118,7 @@ def ring_transfer(nbytes: float, cluster: Cluster) -> float:
 
 
 def direct_transfer(nbytes: float, connections: int, cluster: Cluster, processes: int = 1) -> float:
-    """Seconds for nbytes through an interface over so many connections, shared evenly; one collides with none."""
+    """Seconds for nbytes through an interface, spread evenly over `connections`; a single one collides with none."""
     if not connections:
         return 0.0
     physics = cluster.physics
@@ -131,9 +131,9 @@ def direct_transfer(nbytes: float, connections: int, cluster: Cluster, processes
 
 
 def incast(connections: int, cluster: Cluster, processes: int) -> float:
-    """Bytes that each of the connections to an interface may have in flight so that together they fit a switch's queue.
+    """Bytes that each connection to an interface may have in flight if all together are to fit a switch's queue.
 
-    No limit where the senders together are no faster than the line (Phanishayee et al., FAST 2008).
+    There is no limit where the senders together are no faster than the line (Phanishayee et al., FAST 2008).
     """
     senders = connections / processes
     line = cluster.network.line or cluster.physics.line

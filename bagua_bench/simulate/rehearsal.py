@@ -1,4 +1,4 @@
-"""From a cell to its program: the engine runs the algorithm on meta tensors and everything it does is written down."""
+"""Turns a cell into its program: the engine runs the algorithm on meta tensors, and all it does is recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bagua_bench.simulate.tape import Tape, TapeComm, TapeLane, TapeLoop, TapePa
 
 @dataclass(frozen=True)
 class _Rehearsed:
-    """What of a cell a program depends on."""
+    """The parts of a cell that its program depends on."""
 
     task: TaskPart
     algo: AlgoPart
@@ -40,7 +40,7 @@ class _Rehearsed:
 
 
 def rehearse(cell: Cell) -> Program:
-    """The program of a cell; of the network and of times it is independent, and remembered."""
+    """The program of a cell, cached: it depends neither on the network nor on times."""
     run, cluster = cell.run, cell.cluster
     rehearsed = _Rehearsed(
         task=cell.task,
@@ -82,7 +82,7 @@ def _rehearsed(identity: str) -> Program:
 
 
 class _RehearsingEngine(Engine):
-    """Writes down when the backward pass is over and waiting begins."""
+    """Records when the backward pass is over and waiting begins."""
 
     def __init__(self, tape: Tape, *arguments: Any, **options: Any) -> None:
         self._tape = tape
@@ -93,7 +93,7 @@ class _RehearsingEngine(Engine):
 
 
 class _Rank:
-    """One rank's engine on meta tensors. What it did not send by the timed steps is not counted."""
+    """One rank's engine on meta tensors. Only bytes sent in the timed steps are counted."""
 
     def __init__(self, rehearsed: _Rehearsed, layers: Layers, local: int) -> None:
         self._run, self._tape = rehearsed, Tape()

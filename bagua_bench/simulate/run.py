@@ -1,4 +1,4 @@
-"""Simulates a cell: what a worker's result is to a measured run, this is to a simulated one."""
+"""Simulates a cell; the result has the form of a worker's in a measured run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bagua_bench.simulate.costs import seconds
 from bagua_bench.simulate.timing import Timing
 
 _MOST_STEPS = 1000
-"""For averaging rounds to be applied in."""
+"""Limit on the steps in which averaging rounds can be applied."""
 
 
 def simulate(cell: Cell) -> Result:
@@ -92,7 +92,7 @@ def _ranks(program: Program, timing: Timing, classes: list[int]) -> tuple[tuple[
 
 
 def _description(cluster: Cluster, compute: Compute) -> Reality:
-    """What of the result is real and what is modelled, for its record."""
+    """What is real in the result and what is modelled, for its record."""
     return Reality(
         real=("parameter shapes, autograd hooks, buckets, the engine's schedule and the algorithm's own calls",),
         emulated=(

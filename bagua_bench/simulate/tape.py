@@ -17,7 +17,7 @@ from bagua_bench.machine.program import Collective, Gate, Item, Phase, Round, St
 
 
 class Tape:
-    """The items of the step under way; inside `job` operations go to the job and not to the training thread."""
+    """The items of the current step; inside `job`, operations go to the job and not to the training thread."""
 
     def __init__(self) -> None:
         self._items: list[Item] = []
@@ -25,21 +25,21 @@ class Tape:
         self._deaf = False
 
     def add(self, item: Item) -> None:
-        """Note what the training thread does."""
+        """Record what the training thread does."""
         self._items.append(item)
 
     def operation(self, op: program.Operation) -> None:
-        """Note a collective or memory traffic where it happens."""
+        """Record a collective or memory traffic, in the job if there is one."""
         if self._ops is not None:
             self._ops.append(op)
         elif not self._deaf:
-            assert isinstance(op, Traffic), "algorithms communicate in the lane only"
+            assert isinstance(op, Traffic), "algorithms communicate only in the lane"
             self._items.append(op)
 
     @contextmanager
     def job(self) -> Iterator[list[program.Operation]]:
-        """Gather the operations of a piece of work in the list yielded; memory traffic in a row is one operation."""
-        assert self._ops is None, "the lane is asked to wait from within"
+        """Collect the operations of a piece of work in the list yielded; consecutive memory traffic is merged."""
+        assert self._ops is None, "a job was begun inside another one"
         ops: list[program.Operation] = []
         self._ops = ops
         try:
@@ -49,12 +49,12 @@ class Tape:
             ops[:] = _merged(ops)
 
     def meter(self) -> Meter:
-        """The context whose arithmetic is noted."""
+        """A context whose arithmetic is recorded."""
         return Meter(lambda nbytes: self.operation(Traffic(nbytes)))
 
     @contextmanager
     def deaf(self) -> Iterator[None]:
-        """Pass over what happens outside jobs: before the first step."""
+        """Ignore operations outside jobs; used before the first step."""
         self._deaf = True
         yield
         self._deaf = False
@@ -66,7 +66,7 @@ class Tape:
 
 
 class TapePace:
-    """Time passes on the tape."""
+    """A pace that records time on the tape instead of letting it pass."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -79,7 +79,7 @@ class TapePace:
 
 
 class TapeLane:
-    """Runs work at once and writes down what it would have done."""
+    """Runs work at once and records what the lane would have done."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -102,7 +102,7 @@ class TapeLane:
 
 
 class TapeLoop:
-    """Stands in for the averaging loop: one round is written down, and where the training thread lets it in."""
+    """Stands in for the averaging loop: records one round, and where the training thread admits it."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class TapeLoop:
 
 
 class TapeComm(CountedComm):
-    """Writes collectives down. `rank` stands for all ranks of its kind; tensors stay as they are."""
+    """Records collectives. `rank` stands for all ranks of its kind; tensors stay as they are."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How long steps take, by phase: what the virtual clock finds. No torch import."""
+"""Step times by phase, as the virtual clock finds them. No torch import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Timing:
     rounds: int = 0
     round_seconds: float = 0.0
     staleness: float = 0.0
-    """Of an algorithm that runs ASYNC: steps between a snapshot and its application, mean."""
+    """Mean number of steps between a snapshot and its application, for an algorithm that runs ASYNC."""
 
 
 def split(marks: list[tuple[str, float]], end: float, begin: float = 0.0) -> dict[str, float]:

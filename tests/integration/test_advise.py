@@ -131,7 +131,7 @@ def test_late_averages_stand_beside_the_name_of_the_fastest() -> None:
     assert "fastest: async, 40 times DDP; of those that meet in every step: qadam, 4" in lines
     assert "async: never waits; an average comes every 12.1 s and is then 22 steps old" in lines
     never = said({**late, "staleness_steps": float("inf"), "steps": 1000}, row("ddp", 4.0))
-    assert "async: no average arrives within 1000 steps, every rank learns alone" in never
+    assert "async: no average arrives within 1000 steps; every rank learns alone" in never
 
 
 def test_one_line_says_what_was_assumed() -> None:
@@ -145,12 +145,13 @@ def test_one_line_says_what_was_assumed() -> None:
 
 def test_what_the_model_cannot_tell_apart_is_said_so() -> None:
     fast, slow = row("bytegrad", 1.0), row("ddp", 4.0)
-    knows = "has parameters of its own for"
     assert said(fast, slow)[1] == (
-        f"transport: gloo; bagua_net, nccl, nccl_bagua_net are as gloo: cluster=local {knows} none"
+        "transport: gloo; bagua_net, nccl, nccl_bagua_net are modelled as gloo: "
+        "cluster=local has no transport parameters"
     )
     paper = resolved(*BASE, "cluster=bagua_paper", "transport=gloo")
-    rest = f"bagua_net, nccl are as gloo: cluster=bagua_paper {knows} nccl_bagua_net only"
+    knows = "has transport parameters for"
+    rest = f"bagua_net, nccl are modelled as gloo: cluster=bagua_paper {knows} nccl_bagua_net only"
     twice = [fast, slow, {**fast, "transport": "nccl_bagua_net"}, {**slow, "transport": "nccl_bagua_net"}]
     lines = said(*twice, base=paper)
     assert lines[1] == f"transport: no difference between gloo and nccl_bagua_net here, by this model; {rest}"
