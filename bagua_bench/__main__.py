@@ -40,7 +40,7 @@ ADHOC = "runs"
 
 
 class App:
-    """What Hydra calls, once per combination of a multirun: collects the jobs, so that all are checked before any."""
+    """Hydra calls this once per combination of a multirun. It collects the jobs: all are checked before any runs."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[list[Job], str]] = []
@@ -66,12 +66,12 @@ class App:
 def _checked(cell: Cell) -> Cell:
     if joined.is_joined():
         if is_shaped(cell):
-            raise ConfigError(f"network={cell.network.name}: a job has the network of its cluster; allowed: none")
+            raise ConfigError(f"network={cell.network.name}: a job uses its cluster's network; allowed: none")
         servers, ranks = joined.enter()
         cell = replace(cell, cluster=replace(cell.cluster, servers=servers, ranks_per_server=ranks))
     validate(cell)
     if cell.mode == "measure" and cell.run.device == "cuda" and not has_cuda():
-        raise ConfigError("run.device=cuda: no NVIDIA GPU, or torch is no CUDA build; allowed here: auto, cpu")
+        raise ConfigError("run.device=cuda: no NVIDIA GPU, or torch is not a CUDA build; allowed here: auto, cpu")
     try:
         return machine.settle(cell)
     except ValueError as error:
@@ -79,16 +79,16 @@ def _checked(cell: Cell) -> Cell:
 
 
 def _make_folders(batches: Sequence[tuple[Sequence[Job], str]]) -> None:
-    """Have folders for the records. ConfigError where none can be kept."""
+    """Create the folders for the records. ConfigError if records cannot be written there."""
     for results, name in {(job.cell.run.results, name) for jobs, name in batches for job in jobs}:
         folder = records.file_of(results, name).parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            why = f"{error.strerror}; must be a folder that can be written"
+            why = f"{error.strerror}; must be a folder that can be written to"
             raise ConfigError(f"run.results={results}: {why}") from None
         if not os.access(folder, os.W_OK):
-            raise ConfigError(f"run.results={results}: no right to write to {folder}")
+            raise ConfigError(f"run.results={results}: no permission to write to {folder}")
 
 
 def main() -> int:
@@ -131,7 +131,7 @@ def main() -> int:
 
 
 def _refuse_unknown(arguments: Sequence[str]) -> None:
-    """ConfigError for what Hydra would take neither as an option nor as an override."""
+    """Raise ConfigError for an argument that Hydra takes neither as an option nor as an override."""
     if options := [text for text in arguments if text.startswith("-")]:
         raise ConfigError(f"{options[0]}: no such option; arguments are KEY=VALUE, and --help lists the keys")
     if arguments:

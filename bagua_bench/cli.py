@@ -13,24 +13,24 @@ class Verb(NamedTuple):
     module: str
     help: str
     first: str = ""
-    """Put before the arguments; with {} it takes the first of them."""
+    """Placed before the arguments; {} stands for the first of them."""
 
 
 VERBS = {
     "run": Verb("bagua_bench", "one run, or a sweep with -m: run task=vgg16 algo=bytegrad; --help lists all keys"),
     "campaign": Verb("bagua_bench", "the runs of a campaign, side by side: campaign quick", "campaign={}"),
     "advise": Verb("bagua_bench.advise", "which algorithm and transport for a task on a cluster"),
-    "figures": Verb("bagua_bench.figures", "the figure of a campaign's records: figures quick"),
-    "report": Verb("bagua_bench.report", "records as a page of HTML"),
+    "figures": Verb("bagua_bench.figures", "plot the records of a campaign: figures quick"),
+    "report": Verb("bagua_bench.report", "records as an HTML page"),
     "simulate": Verb("bagua_bench.calibrate", "calibrate and validate the simulator; profile a machine"),
-    "network": Verb("bagua_bench.network", "build an emulated network, probe it, measure how exact it is"),
+    "network": Verb("bagua_bench.network", "build an emulated network, probe it, measure its accuracy"),
     "transport": Verb("bagua_bench.transport", "settings of Bagua-Net for NCCL, and its check on GPUs"),
     "check-gpu": Verb("bagua_bench", "check and measure the suite on this machine's GPU", "check-gpu"),
 }
 
 
 def main() -> int:
-    """Exit code of the verb's command; 2 for a verb that there is none of."""
+    """Exit code of the verb's command; 2 for an unknown verb."""
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in ("-h", "--help"):
         width = max(map(len, VERBS))

@@ -1,4 +1,4 @@
-"""Everything that contract tests run over, found on disk."""
+"""Everything that contract tests cover, found on disk."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ def options(group: str) -> list[str]:
 
 
 def runnable() -> list[str]:
-    """Algorithms and peers that can be run, and not only simulated."""
+    """Algorithms and peers that can be run rather than only simulated."""
     return [name for name in options("algo") if "measure" in declared(name).modes]
 
 
 def algorithms() -> list[str]:
-    """Those that the engine runs."""
+    """Algorithms that the engine runs."""
     return [name for name in options("algo") if not declared(name).peer]
 
 
 def declared(name: str, *overrides: str) -> facts.AlgorithmFacts:
-    """What is declared of an algorithm."""
+    """What an algorithm declares."""
     return facts.algorithm(resolved(f"algo={name}", *overrides, "mode=simulate").algo)
 
 
 def short(name: str) -> list[str]:
-    """Overrides with which few steps show what an algorithm does."""
+    """Overrides with which a few steps show what an algorithm does."""
     return [f"algo.{key}={value}" for key, value in declared(name).short.items()]
 
 
 def constructor(name: str) -> dict[str, Any]:
-    """What the file of an algorithm gives its constructor."""
+    """The constructor arguments in an algorithm's file."""
     return dict(resolved(f"algo={name}").algo.options)
 
 
@@ -80,7 +80,7 @@ def resolved(*overrides: str) -> Cell:
 
 
 def with_physics(cell: Cell, **physics: Any) -> Cell:
-    """The cell on a cluster of these physical parameters."""
+    """The cell on a cluster with these physical parameters."""
     return replace(cell, cluster=replace(cell.cluster, physics=physics))
 
 

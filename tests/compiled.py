@@ -1,7 +1,7 @@
-"""`python -m tests.compiled`: compile the codecs' Triton kernels for NVIDIA GPUs, on a machine that needs none.
+"""`python -m tests.compiled`: compile the codecs' Triton kernels for NVIDIA GPUs, on a machine that need not have one.
 
-A line per kernel: name, compute capability, bytes of machine code, fused multiply-adds, kinds of division. A process
-of its own, because a process that interprets kernels cannot compile them.
+A line per kernel: name, compute capability, bytes of machine code, fused multiply-adds, kinds of division. It needs its
+own process, because a process that interprets kernels cannot compile them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Generator
 from typing import Any
 
-# Before torch and NumPy come: tests and what they start compute on one thread, as ranks beside each other do.
+# Before torch and NumPy are imported: tests and what they start compute on one thread, like ranks side by side.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -20,15 +20,15 @@ from tests.warm import client as warm
 if gcov.ASKED in os.environ:
     gcov.end_gently()
 
-if not torch.cuda.is_available():  # before anybody imports Triton: it decides then whether kernels are interpreted
+if not torch.cuda.is_available():  # before Triton is imported and decides whether to interpret kernels
     os.environ["TRITON_INTERPRET"] = "1"
 
-# The suite draws the same examples every time; `make nightly` others, and ten times as many.
+# The suite draws the same examples every time; `make nightly` draws others, ten times as many.
 settings.register_profile("suite", derandomize=True)
 settings.register_profile("nightly", max_examples=2000, derandomize=False, print_blob=True)
 settings.load_profile("suite")
 
-# Started as a job in a shell's background, the tests would hand down that SIGINT is ignored.
+# As a background job of a shell, the tests ignore SIGINT and would pass that on to their child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TURN = pytest.StashKey[side_by_side.Turn | None]()
@@ -36,7 +36,7 @@ TURN = pytest.StashKey[side_by_side.Turn | None]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Marks of groups are not used: pytest-xdist 3.8 does not see them under pytest 9.2."""
+    """Groups are not set by marks, because pytest-xdist 3.8 does not see them under pytest 9.2."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -65,7 +65,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One warm process for all workers of pytest-xdist, which starts while they do."""
+    """Start one warm process for all workers of pytest-xdist while they start, too."""
     if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
         warm.address()
 

@@ -42,7 +42,7 @@ class Step:
     reload: bool = False  # the engine's own state, before the step
     copy: bool = False  # train a copy of the model
     thaw: bool = False
-    gives_up: int | None = None  # this rank
+    gives_up: int | None = None  # the rank that does
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ AVERAGE_GRADIENTS = ("all-reduce", "qadam's warm-up", "async's warm-up")
 
 
 class Drawn(nn.Module):
-    """Layers from WIDTH to WIDTH features, each of some kind; every kind has its own trap."""
+    """Layers from WIDTH to WIDTH features, of various kinds; each kind has its own trap."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
         super().__init__()
         self.kinds = list(kinds)
-        self.scale = nn.Parameter(torch.ones(()))  # without dimensions, on the root
+        self.scale = nn.Parameter(torch.ones(()))  # without dimensions, on the root module
         self.parts = nn.ModuleList(_part(kind) for kind in kinds)
         linear = [part for kind, part in zip(kinds, self.parts, strict=True) if kind in ("linear", "frozen", "twice")]
         for kind, part in zip(kinds, self.parts, strict=True):
@@ -118,7 +118,7 @@ class Drawn(nn.Module):
 
 
 class Sliced(nn.Module):
-    """Its weight is some columns of another tensor; it has an empty parameter, too."""
+    """A layer whose weight is some columns of another tensor; it also has an empty parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def engine_run(comm: CountedComm, case: Case) -> list[dict[str, Tensor]]:
 
 
 def _between(engine: Engine, model: nn.Module, step: Step) -> None:
-    """What is done between two steps, and should change nothing."""
+    """Actions between two steps that should change nothing."""
     if step.thaw:
         model.requires_grad_(True)
         engine.rebuild()

@@ -1,4 +1,4 @@
-"""What one process computes for all ranks of a drawn case: plain torch, and the algorithm's formula."""
+"""Computes a drawn case for all ranks in one process, with plain torch and the algorithm's formula."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.drawn import AVERAGE_GRADIENTS, Case, Drawn, Sliced, optimizer_of, pa
 
 
 def oracle(case: Case) -> list[list[dict[str, Tensor]]]:
-    """The same for all ranks: [rank][step]."""
+    """Like `engine_run`, for all ranks: [rank][step]."""
     models = [_dense(Drawn(case.layers)) for _ in range(case.ranks)]
     optimizers = [optimizer_of(case, model) for model in models]
     schedules = [StepLR(o, 2, 0.5) for o in optimizers if case.schedule]
@@ -55,7 +55,7 @@ def oracle(case: Case) -> list[list[dict[str, Tensor]]]:
 
 
 def _dense(model: Drawn) -> Drawn:
-    """Products with slices are rounded in other places."""
+    """Make slices contiguous, because products with slices are rounded differently."""
     for part in model.parts:
         if isinstance(part, Sliced):
             part.weight.data = part.weight.data.contiguous()
@@ -84,7 +84,7 @@ def _average(everyone: Sequence[Sequence[Tensor]]) -> None:
 
 @torch.no_grad()
 def _averaged_weights(case: Case, number: int, models: Sequence[nn.Module]) -> list[list[Tensor]] | None:
-    """Of every rank, where weights are averaged beside the passes."""
+    """The averaged weights of every rank, if the algorithm averages weights alongside the passes."""
     exchange = number // 2 if case.algorithm == "pairs, every other step" else number
     weights = [_trained(model) for model in models]
     if case.algorithm == "everybody":
@@ -109,14 +109,14 @@ def _mix_gradients(case: Case, models: Sequence[nn.Module]) -> None:
 
 @torch.no_grad()
 def _mix_buffers(case: Case, number: int, models: Sequence[nn.Module], before: list[list[Tensor]]) -> None:
-    """Rank 0's where replicas are equal; else the mean, as a change of what they were when it began."""
+    """Copy rank 0's if replicas are equal; otherwise add the mean minus the own, both from when averaging began."""
     if case.algorithm in ("all-reduce", "qadam's warm-up"):
         for model in models[1:]:
             for own, first in zip(model.buffers(), models[0].buffers(), strict=True):
                 own.copy_(first)
         return
-    step = case.steps[number]  # the forward hook begins it, unless weights lie elsewhere for this pass
-    elsewhere = step.replace and not step.reload  # which brings them home
+    step = case.steps[number]  # the forward hook begins averaging, unless weights lie elsewhere for this pass
+    elsewhere = step.replace and not step.reload  # reloading brings them back
     announced = case.algorithm != "async's warm-up" and step.call == "call" and not elsewhere
     begun = before if announced else [[b.clone() for b in _buffers(model)] for model in models]
     if case.algorithm != "periodic average" and not (case.algorithm.endswith("other step") and number % 2):

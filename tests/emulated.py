@@ -1,4 +1,4 @@
-"""What tests of emulated networks share: which of them this machine can have, and what is on it."""
+"""Shared by tests of emulated networks: which of them this machine supports, and what they leave on it."""
 
 from __future__ import annotations
 
@@ -22,43 +22,41 @@ from bagua_bench.processes.owner import PREFIX, is_stale
 from tests.catalogue import resolved
 
 OURS = re.compile(r"lo|eth\d+|port\d+|switch|tun\d+")
-"""Links that a machine has anyway, or that the suite makes in its namespaces."""
+"""Links that a machine has anyway, or that the suite creates in its namespaces."""
 
 
 def why_not(backend: str, inside: bool = True) -> str:
-    """Why this process (or else a command) cannot build networks with a backend; empty if it can."""
+    """Why this process (or, if not `inside`, a command) cannot build networks with a backend; empty if it can."""
     try:
         machine.settle(resolved("network=1gbit", f"network.backend={backend}"))
     except ValueError as error:
         return str(error)
     return (
-        ""
-        if machine.is_privileged() or not inside
-        else "needs root (whoever is not runs these tests under unshare -Urnm)"
+        "" if machine.is_privileged() or not inside else "needs root (without it, run these tests under unshare -Urnm)"
     )
 
 
 def needs(backend: str, inside: bool = True) -> Callable[[Any], Any]:
-    """Skip a test where the backend cannot be had, with the reason: by this process, or by a command that it starts."""
+    """Skip a test, with the reason, where this process (or a command that it starts) cannot use the backend."""
     reason = why_not(backend, inside)
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 
 def ours(names: Iterable[str]) -> list[str]:
-    """Names with the mark of this process, of one it started, or of one that has ended: not of other running ones."""
+    """Names with the mark of this process, of one it started, or of one that has ended; not of other running ones."""
     family = {process.pid for process in psutil.Process().children(recursive=True)} | {os.getpid()}
     marked = ((name, re.match(rf"{PREFIX}(\d+)-", name)) for name in names)
     return sorted(name for name, mark in marked if mark and (is_stale(name) or int(mark[1]) in family))
 
 
 def is_of_others(command: str) -> bool:
-    """Whether the namespaces or the folder that a command names are another running process's."""
+    """Whether the namespaces or the folder that a command names belong to another running process."""
     named = re.findall(rf"{PREFIX}\d+-\d+-\w+-", command)
     return bool(named) and not ours(named)
 
 
 def leftovers() -> dict[str, list[str]]:
-    """What emulated networks could leave on this machine, or change of it. Others may use it at the same time."""
+    """What emulated networks could leave or change on this machine, which others may use at the same time."""
     processes = [p.info["cmdline"] or [""] for p in psutil.process_iter(["cmdline"])]
     modules = {"bagua_bench.network.relay", "bagua_bench.launch.agent", "bagua_bench.worker.rank"}
     return {
@@ -77,7 +75,7 @@ def leftovers() -> dict[str, list[str]]:
 
 
 def cleared() -> dict[str, list[str]]:
-    """Traces, once what killed processes left is gone, as every start of the command begins."""
+    """Leftovers, after removing those of killed processes, as the command does at every start."""
     namespaces.clear_stale()
     owner.folder().cleanup()
     return leftovers()

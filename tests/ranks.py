@@ -1,4 +1,4 @@
-"""Runs one function on several ranks: threads of this process, or real processes over gloo, forks of a warm one."""
+"""Runs one function on several ranks: threads of this process, or real processes that are forks of a warm one."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Body = Callable[..., Any]
 
 
 def run(kind: str, size: int, body: Body, *args: Any, per_server: int = 1, timeout: float = 30.0) -> list[Any]:
-    """`body(comm, *args)` on every rank, at once; the results in the order of ranks. `kind`: threads or gloo.
+    """Run `body(comm, *args)` on all ranks at once; results in rank order. `kind`: threads, gloo or bagua_net.
 
-    If a rank raises, its peers fail too, and the first exception that is no consequence of another is raised.
+    If a rank raises, its peers fail too, and the first exception that is not a consequence of another is raised.
     """
     results = outcomes(kind, size, body, *args, per_server=per_server, timeout=timeout)
     errors = [result for result in results if isinstance(result, BaseException)]

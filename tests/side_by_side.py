@@ -18,7 +18,7 @@ GROUPS = {  # tests that one worker runs one after the other
     "tests/unit/test_imports.py": "imports",
 }
 _NETWORK, _PLUGIN = "tests/integration/test_network.py", "tests/transport/test_plugin.py"
-_QUIET = (  # tests that measure rates and times of a network whose packets a process of this machine passes on
+_QUIET = (  # tests that measure rates and times of a network whose packets pass through a process on this machine
     f"{_NETWORK}::test_every_pair",
     f"{_NETWORK}::test_without_tun",
     f"{_NETWORK}::test_independent_tools",
@@ -31,7 +31,7 @@ _QUIET = (  # tests that measure rates and times of a network whose packets a pr
 
 
 def group(nodeid: str) -> str:
-    """Tests of one group run in one worker; most tests are one of their own."""
+    """The group of a test. Tests of one group run in one worker; most tests are a group of their own."""
     return next((name for begin, name in GROUPS.items() if nodeid.startswith(begin)), nodeid)
 
 
@@ -49,7 +49,7 @@ class Turn:
         self._alone = False
 
     def take(self, nodeid: str) -> None:
-        """Wait until a test may run; who waits to be alone holds up those that come later."""
+        """Wait until a test may run; a worker that waits to be alone holds up those that come later."""
         if self._alone:
             return
         self._alone = is_quiet(nodeid)
@@ -65,5 +65,5 @@ class Turn:
 
 
 def turn() -> Turn | None:
-    """Where tests run one after the other there is nothing to wait for."""
+    """A worker's turn; None where tests run one after the other and there is nothing to wait for."""
     return Turn() if "PYTEST_XDIST_WORKER" in os.environ else None

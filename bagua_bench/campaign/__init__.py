@@ -1,1 +1,1 @@
-"""Which runs there are, in what order, and how each comes to its record. No torch import."""
+"""Which runs there are, in what order, and how each is recorded. No torch import."""

@@ -17,7 +17,8 @@ from bagua_bench.configuration.resolve import ConfigError
 def expand(campaign: DictConfig, overrides: Sequence[str]) -> list[Cell]:
     """The resolved cells of a campaign: every combination of its axes.
 
-    `overrides` are the user's; one that names an axis replaces it. ConfigError for a campaign of nothing.
+    `overrides` are the user's; one that names an axis replaces it.
+    ConfigError for a campaign without rounds, or with an axis that has no points.
     """
     if campaign.rounds < 1:
         raise ConfigError(f"campaign.rounds={campaign.rounds}: must be at least 1")
@@ -28,7 +29,7 @@ def expand(campaign: DictConfig, overrides: Sequence[str]) -> list[Cell]:
 
 
 def _points(axis: str | ListConfig) -> list[list[str]]:
-    """'algo=a,b' gives [['algo=a'], ['algo=b']]; of a list every text is a point."""
+    """'algo=a,b' gives [['algo=a'], ['algo=b']]; in a list every text is a point."""
     points = _swept(axis) if isinstance(axis, str) else [point.split() for point in axis]
     if not points or not all(points):
         raise ConfigError(f"campaign.axes={axis}: expected KEY=A,B,C, or a list of texts of KEY=VALUE")
@@ -36,7 +37,7 @@ def _points(axis: str | ListConfig) -> list[list[str]]:
 
 
 def _swept(axis: str) -> list[list[str]]:
-    """Empty if it is not KEY=A,B,C."""
+    """The points of KEY=A,B,C; empty if the axis is anything else."""
     try:
         override = OverridesParser.create().parse_override(axis)
     except HydraException:
@@ -47,5 +48,5 @@ def _swept(axis: str) -> list[list[str]]:
 
 
 def _key(points: list[list[str]]) -> str:
-    """What an axis varies first of all."""
+    """The first key that an axis varies."""
     return points[0][0].partition("=")[0]

@@ -48,7 +48,7 @@ def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None
 
 
 def _run(cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result | None:
-    """The result, on the rank that records; `measured` receives what was measured of an emulated network."""
+    """The result, on the rank that records; `measured` receives the measurements of an emulated network."""
     if cell.mode == "simulate":
         from bagua_bench.simulate.run import simulate
 

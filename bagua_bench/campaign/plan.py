@@ -10,7 +10,7 @@ from bagua_bench.results.records import Record
 
 
 def interleave(cells: Sequence[Cell], rounds: int) -> list[Job]:
-    """All cells, round by round, in reversed order every other round: drift of the machine hits all cells alike."""
+    """All cells, round by round, in reverse order every other round: the machine's drift affects all cells alike."""
     jobs = []
     for round_ in range(rounds):
         ordered = cells if round_ % 2 == 0 else list(reversed(cells))
@@ -19,7 +19,7 @@ def interleave(cells: Sequence[Cell], rounds: int) -> list[Job]:
 
 
 def remaining(jobs: Iterable[Job], records: Iterable[Record], code: Callable[[Cell], Mapping[str, str]]) -> list[Job]:
-    """The jobs that no record says were done with the same code: `code` gives the hashes that tell, of a cell."""
+    """The jobs that no record shows as done with the same code; `code` gives the hashes of a cell's code."""
     done: dict[tuple[str, int], list[Mapping[str, object]]] = {}
     for record in records:
         if record["status"] == "done":
@@ -32,7 +32,7 @@ def remaining(jobs: Iterable[Job], records: Iterable[Record], code: Callable[[Ce
 
 
 def estimate(jobs: Iterable[Job], records: Iterable[Record]) -> float | None:
-    """Seconds that the jobs will take: as long as earlier runs of the same cells, else as the mean of all; or None."""
+    """Seconds that the jobs will take, by earlier runs of the same cell or else of all cells; None without any."""
     taken: dict[str, list[float]] = {}
     for record in records:
         taken.setdefault(record["cell"], []).append(record["seconds"])

@@ -1,4 +1,4 @@
-"""Runs a list of jobs, shows and records each, goes on after a failure."""
+"""Runs a list of jobs, shows and records each, and continues after a failure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def preview(jobs: Sequence[Job], campaign: str) -> None:
 
 
 def _open(jobs: Sequence[Job], campaign: str, resume: bool) -> tuple[list[Record], list[Job]]:
-    """The campaign's records so far, and the jobs that are to be done."""
+    """The campaign's records so far, and the jobs still to be done."""
     path = records.file_of(jobs[0].cell.run.results, campaign)
     known = records.read([path]) if resume and path.exists() else []
     return known, remaining(jobs, known, hashes)

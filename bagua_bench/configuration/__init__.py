@@ -1,1 +1,1 @@
-"""The configuration: its schema, the typed cell that comes of it, and the checks. No torch import."""
+"""The configuration: its schema, the typed cell that it resolves to, and the checks. No torch import."""

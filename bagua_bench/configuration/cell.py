@@ -1,4 +1,4 @@
-"""A cell: one fully resolved configuration in seconds, bytes and bits/s, and what names it. No torch import."""
+"""A cell: one fully resolved configuration in seconds, bytes and bits/s, and its identity. No torch import."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, Literal
 from bagua_bench.configuration import plain
 
 _NOT_IDENTITY = {"run": ("results",), "algo": ("about",), "task": ("about",)}
-"""Keys of groups that say where results go, or what is declared of what is run, but not what is run."""
+"""Keys of groups that are not part of the identity: where results go, and what is declared about a component."""
 
 
 @dataclass(frozen=True)
 class AlgoPart:
-    """The algorithm or peer: its class, the options that belong to it, and what is declared of it (`facts`)."""
+    """The algorithm or peer: its class, its options, and what is declared about it (`facts`)."""
 
     name: str
     target: str
@@ -37,23 +37,23 @@ class AlgoPart:
 
 @dataclass(frozen=True)
 class TaskPart:
-    """The task: as the algorithm, and how long a step of it takes where computing is emulated or simulated."""
+    """The task: like the algorithm, plus the time of a step where computing is emulated or simulated."""
 
     name: str
     target: str
     options: Mapping[str, Any]
     about: Mapping[str, Any] | None
     step_seconds: float | None
-    """Of one rank; None is the profile's."""
+    """For one rank; None: the profile's."""
 
     @property
     def batch(self) -> int:
-        """Samples of a rank in a batch."""
+        """Samples per batch on one rank."""
         return int(self.options["batch"])
 
     @property
     def scale(self) -> str:
-        """Of parameters and input: paper, cpu or tiny."""
+        """Scale of parameters and input: paper, cpu or tiny."""
         return str(self.options.get("scale", "paper"))
 
     def to_plain(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class TaskPart:
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any], path: str = "task") -> TaskPart:
-        """From the keys of the group; ValueError without a name, or for a time that is none."""
+        """From the keys of the group; ValueError without a name, or if the time is not a number."""
         step = plain.load(float | None, given.get("step_seconds"), f"{path}.step_seconds")  # type: ignore[arg-type]
         return cls(*_component(given, ("name", "_target_", "about", "step_seconds"), path), step)
 
@@ -90,7 +90,7 @@ class TransportPart:
 
 @dataclass(frozen=True)
 class ClusterPart:
-    """Servers and ranks; `server` and `slow_ranks` by number, `physics` as the simulator's files have it."""
+    """Servers and ranks; `server` and `slow_ranks` are keyed by number, `physics` is as in the simulator's files."""
 
     name: str
     servers: int
@@ -101,12 +101,12 @@ class ClusterPart:
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Number of ranks on all servers."""
         return self.servers * self.ranks_per_server
 
     @property
     def transports(self) -> Mapping[str, Mapping[str, Any]]:
-        """Physical parameters that hold over one transport only, by its name."""
+        """Physical parameters that apply to one transport only, by its name."""
         return self.physics.get("transport") or {}
 
 
@@ -127,7 +127,7 @@ class NetworkPart:
 
 @dataclass(frozen=True)
 class KnownStep:
-    """Seconds that a step takes with so many samples."""
+    """Seconds of a step with `batch` samples."""
 
     seconds: float
     batch: float
@@ -182,18 +182,18 @@ class Cell:
 
     @cached_property
     def id(self) -> str:
-        """Equal cells are the same experiment."""
+        """Hash of the configuration; cells with equal ids are the same experiment."""
         return identity(self.to_json())
 
     @property
     def profile(self) -> ComputePart:
-        """Of the machine whose computing is emulated or simulated."""
+        """The machine whose computing is emulated or simulated."""
         assert self.compute is not None, "computing is real"
         return self.compute
 
     @property
     def shrink(self) -> float:
-        """How many times smaller its run is than what it says; 1 where computing is real."""
+        """How many times smaller the run is than the configuration says; 1 where computing is real."""
         return 1.0 if self.mode == "measure" or self.compute is None else self.compute.shrink
 
     @property
@@ -208,12 +208,12 @@ class Cell:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Cell:
-        """What `to_json` wrote. ValueError, one line, for what is missing, unknown or of the wrong type."""
+        """The cell that `to_json` wrote. ValueError, one line, for a missing or unknown key or a wrong type."""
         return plain.load(cls, given)
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """Hash of a cell's JSON without where its results go and what is declared."""
+    """Hash of a cell's JSON, without where results go and what is declared."""
     known = {key: _without(value, _NOT_IDENTITY.get(key, ())) for key, value in config.items()}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -223,7 +223,7 @@ def _without(value: Any, keys: Sequence[str]) -> Any:
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys and values of all groups of a cell's JSON, without those that are no part of the identity."""
+    """Dotted keys and values of all groups of a cell's JSON, without those that are not part of the identity."""
     flat: dict[str, Any] = {}
     for group, values in config.items():
         values = _without(values, _NOT_IDENTITY.get(group, ()))

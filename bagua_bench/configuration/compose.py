@@ -1,4 +1,4 @@
-"""Composes cells from texts of KEY=VALUE, many of them fast."""
+"""Composes many cells quickly from KEY=VALUE overrides."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def compose_cell(overrides: Sequence[str]) -> Cell:
 
 
 def _is_value(override: Override) -> bool:
-    """Whether it changes one key below a group, which takes Hydra no new look at its files."""
+    """Whether it only changes a key below a group, for which Hydra need not read its files again."""
     group, dot, _ = override.key_or_group.partition(".")
     plain = override.type is OverrideType.CHANGE and not override.is_sweep_override()
     return plain and bool(dot) and group != "hydra"

@@ -1,4 +1,4 @@
-"""Where the configuration files are; found without Hydra."""
+"""Locates the configuration files without Hydra."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf")
 
 
 def option(group: str, name: str) -> dict[str, Any]:
-    """What the file of an option says, over what the option says that its `defaults` build on."""
+    """The keys in an option's file, merged over those of the options that its `defaults` name."""
     own = plain_yaml.read(FOLDER / group / f"{name}.yaml")
     whole: dict[str, Any] = {}
     for base in own.pop("defaults", ()):

@@ -19,9 +19,9 @@ from bagua_bench.configuration.conf_folder import FOLDER
 
 
 def explain(error: Exception, overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> str:
-    """The first override that is at fault, its value and what is allowed; else the error's first line."""
+    """The first override that is at fault, its value and what is allowed; otherwise the error's first line."""
     if ambiguous := re.match(r"Ambiguous value for argument '(.*)'", str(error)):
-        return f"{ambiguous[1]}: -m is missing, which makes a run for each value of a list"
+        return f"{ambiguous[1]}: -m is missing; it makes one run for each value of a list"
     groups = _groups([FOLDER, *config_dirs])
     search = ",".join(f"file://{folder.resolve()}" for folder in config_dirs)
     selected = [f"hydra.searchpath=[{search}]"] if search else []
@@ -76,7 +76,7 @@ def _bad_value(override: Override, selected: list[str]) -> str | None:
 
 
 def _expected(message: str) -> str:
-    """OmegaConf's message on a wrong value, as what is expected."""
+    """What is expected, from OmegaConf's message on a wrong value."""
     match = re.search(r"could not be converted to (\w+)|expected one of \[(.*)\]", message)
     if match is None:
         return message
@@ -90,14 +90,14 @@ def _allowed(given: str, names: Sequence[str], where: str) -> str:
 
 
 def _values(override: Override) -> list[str]:
-    """What the override gives the key, one value or a list for several runs."""
+    """The values that the override gives its key: one, or a list for several runs."""
     if override.is_choice_sweep():
         return [str(value) for value in override.value().list]  # type: ignore[union-attr]
     return [override.get_value_element_as_str()]
 
 
 def _instead(group: str, option: str) -> str:
-    """What to write for an option that stands for other keys; empty if it stands for none."""
+    """The keys to write instead of an option that does not exist but describes them; empty if it describes none."""
     layout = re.fullmatch(r"(\d+)x(\d+)", option)
     if group == "cluster" and layout:
         return f"write cluster.servers={layout[1]} cluster.ranks_per_server={layout[2]}"

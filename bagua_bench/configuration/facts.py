@@ -1,6 +1,6 @@
-"""What is declared of algorithms, peers and tasks, beside them: the key `about` of their YAML. No torch import.
+"""Facts that algorithms, peers and tasks declare in the key `about` of their YAML. No torch import.
 
-Consumers read these facts; nobody guesses them from names of keys or classes. A contract test measures each.
+Consumers read these facts instead of guessing from the names of keys or classes. A contract test measures each fact.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 @dataclass(frozen=True)
 class AlgorithmFacts:
-    """Of an algorithm or a peer, with the options that a configuration gives it."""
+    """Facts about an algorithm or a peer with the options that a configuration gives it."""
 
     title: str
     """Its name for people."""
     same_update: bool
-    """Whether a step of SGD is DDP's, but for rounding: the mean of all gradients."""
+    """Whether an SGD step is DDP's up to rounding: it uses the mean of all gradients."""
     period: int = 1
     """Steps after which its traffic repeats."""
     warm_up: int = 0
-    """Steps at the beginning in which it is gradient all-reduce."""
+    """Initial steps in which it is gradient all-reduce."""
     warm_up_share: float = 0.0
-    """Share of a training that its warm-up should take."""
+    """Share of a training run that its warm-up should take."""
     warm_up_of_one: tuple[str, ...] = ()
     """Options with which the warm-up takes one step."""
     rounds: int = 0
-    """0: it communicates in steps. Else it averages in rounds beside them; a timed run has at least so many."""
+    """0: it communicates in steps. Otherwise it averages in rounds alongside them, at least so many in a timed run."""
     pairs: bool = False
-    """Whether it pairs ranks (or servers), of which there must be an even number."""
+    """Whether it pairs ranks (or servers), whose number must then be even."""
     unpaired: str = ""
-    """The option that takes an odd number."""
+    """The option that allows an odd number."""
     by_server: bool = False
     """Whether it exchanges between servers only, after a sum inside each."""
     compare: tuple[tuple[str, ...], ...] = ((),)
     """Options worth comparing where servers have several ranks."""
     tolerance: float = 1e-4
-    """How far apart, relatively, float32 weights of short runs may be whose sums are rounded differently."""
+    """Largest relative distance of float32 weights between short runs that only round sums differently."""
     skips_steps: bool = True
-    """Whether a step can be left out after communication (an overflow under fp16) with no trace of it."""
+    """Whether a step can be skipped after communication (an overflow under fp16) without leaving a trace."""
     needs_shapes: bool = False
-    """Whether it looks at the shapes of parameters: a scale model, whose tensors are flat, says nothing of it."""
+    """Whether it depends on the shapes of parameters; a scale model has flat tensors and says nothing about it."""
     buckets: str = ""
-    """What it sends together where run.bucket_size does not say; empty where it does."""
+    """What it sends together where run.bucket_size does not decide; empty where it does."""
     in_bytes: tuple[str, ...] = ()
-    """Options that count bytes (or MiB): smaller in a scale model."""
+    """Options in bytes (or MiB), which are smaller in a scale model."""
     modes: tuple[str, ...] = ("measure", "emulate", "simulate")
     """Modes it can be run in."""
     peer: bool = False
@@ -63,31 +63,31 @@ class AlgorithmFacts:
     baseline: bool = False
     """Whether the others are compared with it."""
     advised: bool = True
-    """Whether advice ranks it; what only repeats somebody's published code is there to be compared with."""
+    """Whether advice ranks it. Reproductions of published code are only there for comparison."""
     note: str = ""
-    """What has to be said where its speed is advised."""
+    """A caveat to show wherever its speed is advised."""
     short: Mapping[str, Any] = field(default_factory=dict)
-    """Options with which few steps show what it does."""
+    """Options with which a few steps show what it does."""
     colour: str = ""
     marker: str = ""
 
     group: ClassVar[str] = "algo"
 
     def whole(self, steps: int) -> int:
-        """`steps`, or as many more as make whole periods: a mean over parts of one says nothing."""
+        """`steps` rounded up to whole periods, because a mean over part of a period says nothing."""
         return -(-steps // self.period) * self.period
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """Of a task."""
+    """Facts about a task."""
 
     title: str
     """Its name for people."""
     layers: bool = True
-    """Whether its parameters belong to layers, whose time can be slept or simulated."""
+    """Whether its parameters belong to layers, whose time can be emulated or simulated."""
     epoch: int = 0
-    """Samples of an epoch of the published runs; 0: those of the task's own data."""
+    """Samples per epoch in the published runs; 0: those of the task's own data."""
 
     group: ClassVar[str] = "task"
 
@@ -96,7 +96,7 @@ Facts = TypeVar("Facts", AlgorithmFacts, TaskFacts)
 
 
 def algorithm(algo: AlgoPart) -> AlgorithmFacts:
-    """The facts of a cell's algorithm. ValueError for a declaration that is none."""
+    """The facts about a cell's algorithm. ValueError if the declaration is invalid."""
     return _algorithm(algo.name, algo.target, json.dumps(algo.about, sort_keys=True))
 
 
@@ -105,14 +105,14 @@ def _algorithm(name: str, target: str, about: str) -> AlgorithmFacts:
     given = json.loads(about)
     own = _read(AlgorithmFacts, name, given)
     fixed = {"buckets": "one"} if target and not own.buckets and attributes(target).get("one_bucket") else {}
-    number = sum(map(ord, name))  # any, but always the same
+    number = sum(map(ord, name))  # arbitrary, but always the same
     looks = {"colour": _RESERVE[number % len(_RESERVE)], "marker": _MARKERS[number % len(_MARKERS)]}
     return _read(AlgorithmFacts, name, {**looks, **given, **fixed})
 
 
 @cache
 def option(name: str) -> AlgorithmFacts:
-    """The facts of algo=NAME with its own options; of a name that there is no file for, a title and looks."""
+    """The facts about algo=NAME with its own options; only a title and looks if the name has no file."""
     from omegaconf import OmegaConf
 
     if not (conf_folder.FOLDER / "algo" / f"{name}.yaml").exists():
@@ -131,14 +131,14 @@ def baseline() -> str:
 
 
 def register_resolvers() -> None:
-    """What declarations may use: ${equal:A,B}."""
+    """Register what declarations may use: ${equal:A,B}."""
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("equal", lambda a, b: a == b, replace=True)
 
 
 def declared(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of an old record, as it stands there, with what its algorithm and its task declare today."""
+    """The configuration of an old record, unchanged, plus what its algorithm and its task declare today."""
     from omegaconf import OmegaConf
 
     register_resolvers()
@@ -154,7 +154,7 @@ def declared(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def task(task: TaskPart) -> TaskFacts:
-    """The facts of a cell's task. ValueError for a declaration that is none."""
+    """The facts about a cell's task. ValueError if the declaration is invalid."""
     return _read(TaskFacts, task.name, task.about)
 
 
@@ -164,7 +164,7 @@ def equal_replicas(algo: AlgoPart) -> bool:
 
 
 def _read(kind: type[Facts], name: str, about: Any) -> Facts:
-    """ValueError, one line, for an `about` that lacks something, or has what it should not."""
+    """The facts in an `about`. ValueError, one line, for a missing or unknown key or a wrong type."""
     path = f"conf/{kind.group}/{name}.yaml"
     if not isinstance(about, Mapping):
         raise ValueError(f"{path}: about: is missing; it declares what {kind.group}={name} is ({_names(kind)})")

@@ -1,4 +1,4 @@
-"""Checks what is asked of a network, and turns texts with units into plain values."""
+"""Checks the requested network, and turns texts with units into plain values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_RATE = 8000  # bits/s
 
 
 def parts(network: Mapping[str, Any], cluster: Mapping[str, Any]) -> tuple[NetworkPart, ClusterPart]:
-    """From the texts of the groups `network` and `cluster` to bits/s, seconds, bytes and fractions.
+    """Convert the texts of the groups `network` and `cluster` to bits/s, seconds, bytes and fractions.
 
     The backend becomes `none` if nothing is asked for. ValueError for a text that cannot be read.
     """
@@ -82,7 +82,7 @@ def problems(cell: Cell) -> Iterator[str]:
 
 
 def _link_problems(path: str, given: Mapping[str, float | None], link: Link) -> Iterator[str]:
-    """Of what is given, and of the link that it makes."""
+    """Problems of the given values, and of the link that they make."""
     bandwidth, loss = given.get("bandwidth"), given.get("loss")
     if bandwidth is not None and bandwidth < _LEAST_RATE:
         yield f"{path}.bandwidth={text('bandwidth', bandwidth)}: must be at least 8kbit; null is unlimited"

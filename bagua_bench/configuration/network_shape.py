@@ -1,4 +1,4 @@
-"""The network that is asked for: one link per server, joined by a switch."""
+"""The requested network: one link per server, joined by a switch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MTU = 1500
 HEADERS = 52
 """Bytes of IPv4, TCP and its time stamps in every segment; a full one carries MTU - HEADERS of payload."""
 MOST_SERVERS = 200
-"""That an emulated network joins: as many addresses as a network of 8 bits has, and some to spare."""
+"""The most servers of an emulated network; an 8-bit range of addresses holds them with some to spare."""
 SEGMENTS = 45
 """Full segments in the largest packet that TCP hands over, 64 KiB."""
 LINUX_WINDOW = 4 * 2**20
 """Bytes that one TCP connection may have under way with Linux's default buffers."""
 LINK_KEYS = ("bandwidth", "latency", "jitter", "loss")
 _LEAST_QUEUE = 1000  # packets
-_PACKETS = 16  # that a window should consist of, at least
+_PACKETS = 16  # least number of packets in a window
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Link:
     loss: float  # fraction of packets
 
     def queue(self, windows: int) -> int:
-        """Bytes that may wait for the link or be on it: one and a half times its capacity plus all TCP windows.
+        """Bytes that may wait for the link or be on it: 1.5 times its bandwidth-delay product plus all TCP windows.
 
         Queues then never overflow, so every lost packet is one that was asked for.
         """
@@ -57,7 +57,7 @@ class Shape:
 
     @property
     def segments(self) -> int:
-        """The most segments that TCP hands over as one packet. With loss it is one, so that each is lost by itself.
+        """The most segments that TCP hands over as one packet. With loss it is one, so each is lost by itself.
 
         With latency it is small enough for a window to be many packets, as it is on the networks that a scale model
         stands for. A connection that sends its window in two or three lumps would carry less than a window per round
@@ -83,13 +83,13 @@ class Shape:
         return min(rates, default=None)
 
     def can_fill(self, a: int, b: int) -> bool:
-        """Whether one TCP connection can fill the link: no loss, no limit of its own, half of its buffer is enough."""
+        """Whether one TCP connection can fill the link: no loss, no limit of its own, half of its window is enough."""
         lossless = not (self.links[a].loss or self.links[b].loss)
         return lossless and not self.flow_rates and (self.rate(a, b) or 0.0) * self.rtt(a, b) / 8 <= self.tcp_window / 2
 
 
 def link_of(network: NetworkPart, changes: Mapping[str, float | None] | None = None) -> Link:
-    """A server's link: the network's, but for what `changes` of LINK_KEYS."""
+    """A server's link: the network's, except for the LINK_KEYS in `changes`."""
     common = {key: getattr(network, key) for key in LINK_KEYS}
     return Link(**{**common, **(changes or {})})
 
@@ -109,5 +109,5 @@ def shape_of(cell: Cell) -> Shape:
 
 
 def is_shaped(cell: Cell) -> bool:
-    """Whether the cell runs on an emulated network, which a simulated one does not."""
+    """Whether the cell runs on an emulated network; a simulated cell does not."""
     return cell.network.backend != "none" and cell.mode != "simulate"

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to plain JSON values and back, by their type hints; nothing is converted on the way."""
+"""Turns frozen dataclasses into plain JSON values and back by their type hints, without coercing any value."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a t
 
 @runtime_checkable
 class OwnForm(Protocol):
-    """A dataclass that has a form of its own in JSON."""
+    """A dataclass with its own form in JSON."""
 
     def to_plain(self) -> dict[str, Any]:
         """The mapping that `from_plain` reads."""
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any], path: str) -> Any:
-        """The value that a mapping stands for; `path` is where it is, for a ValueError."""
+        """The value that a mapping stands for; `path` says where it is, for a ValueError."""
 
 
 def dump(value: Any) -> Any:
-    """Plain values. A field that is None, as it is by default, is left out."""
+    """Plain values. A field that is None is left out if None is its default."""
     if isinstance(value, OwnForm):
         return value.to_plain()
     if is_dataclass(value):
@@ -89,7 +89,7 @@ def _one_of(kinds: tuple[Any, ...], given: Any, path: str) -> Any:
 
 
 def _is(kind: Any, given: Any) -> bool:
-    """Whether a value is one of a plain type: an integer is a number, and true is none."""
+    """Whether a value is of a plain type. An integer is also a number; true and false are not."""
     wanted = (int, float) if kind is float else kind
     return isinstance(given, wanted) and (kind is bool or not isinstance(given, bool))
 

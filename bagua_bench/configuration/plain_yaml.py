@@ -1,6 +1,6 @@
-"""Reads the suite's own option files where nothing but Python is installed: check-gpu runs on such machines.
+"""Reads the suite's own option files without a YAML library: check-gpu runs on machines that have none.
 
-Keys with scalars, or with [lists] and {mappings} of them on the same line, and one level of indentation: no more.
+It supports keys with scalars, or with [lists] and {mappings} on the same line, and one level of indentation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TOKEN = re.compile(r'\s*(?:"([^"]*)"|([\[\]{}:,])|((?:\$\{[^}]*(?:\}[^}]*)?\}|[
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What the file says, interpolations as they are written."""
+    """The contents of the file; interpolations stay as they are written."""
     found: dict[str, Any] = {}
     into = found
     for line in path.read_text().splitlines():
@@ -39,7 +39,7 @@ def _flow(text: str) -> Any:
 
 
 def _value(tokens: list[tuple[str, str, str]]) -> Any:
-    """The value that the tokens begin with, which are taken away."""
+    """The value at the front of the tokens; its tokens are removed."""
     quoted, mark, word = tokens.pop(0)
     if mark == "[":
         items = []

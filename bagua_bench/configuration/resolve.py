@@ -1,4 +1,4 @@
-"""The step from Hydra's tree of texts with units to a cell in plain values."""
+"""Turns Hydra's tree of texts with units into a cell of plain values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _scratch_folder = cache(owner.folder)
 
 
 def _scratch() -> str:
-    """A folder for what Hydra writes during a multirun; it goes with the process."""
+    """A folder for what Hydra writes during a multirun; it is removed when the process ends."""
     return _scratch_folder().name
 
 
@@ -61,7 +61,7 @@ def has_cuda() -> bool:
         library = distribution("torch").locate_file("torch/lib/libtorch_cuda.so")
     except PackageNotFoundError:
         return False
-    devices = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("dxg")]  # the latter in Windows' Linux
+    devices = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("dxg")]  # the latter under WSL
     return Path(str(library)).exists() and bool(devices)
 
 

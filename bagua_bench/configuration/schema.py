@@ -21,9 +21,9 @@ class Mode(Enum):
 
 
 class Origin(Enum):
-    """Whose time the optimizer, or codecs and an algorithm's other arithmetic, takes in `mode=emulate`.
+    """Where the time of the optimizer, or of codecs and an algorithm's other arithmetic, comes from in `mode=emulate`.
 
-    The profile's, or this machine's for doing it.
+    profile: from the compute profile; measured: from doing the work on this machine.
     """
 
     profile = "profile"
@@ -31,7 +31,7 @@ class Origin(Enum):
 
 
 class Backend(Enum):
-    """What shapes an emulated network: auto is netem where the kernel has it, else link; none leaves it as it is."""
+    """What shapes an emulated network: auto is netem if the kernel has it, otherwise link; none shapes nothing."""
 
     auto = "auto"
     netem = "netem"
@@ -56,7 +56,7 @@ class Device(Enum):
 
 
 class Precision(Enum):
-    """Of forward and loss: bf16 and fp16 are torch's autocast, fp16 with loss scaling; all else stays float32."""
+    """Precision of forward and loss: bf16 and fp16 use torch's autocast, fp16 scales the loss; all else is float32."""
 
     fp32 = "fp32"
     bf16 = "bf16"
@@ -67,9 +67,9 @@ class Precision(Enum):
 class RunKeys:
     """How a cell is run. Times and sizes are texts with units."""
 
-    steps: int = 20  # timed ...
-    untimed: int = 0  # ... after so many that count for learning only
-    warmup: int = 3  # at least so many before both, undone afterwards
+    steps: int = 20  # timed
+    untimed: int = 0  # before the timed ones, for learning only
+    warmup: int = 3  # at least this many before both, undone afterwards
     seed: int = 0
     device: Device = Device.auto
     precision: Precision = Precision.fp32
@@ -105,7 +105,7 @@ class ClusterKeys:
     """Servers and the ranks on each. Ranks of one server are consecutive.
 
     `server` gives single servers another link (cluster.server.2.bandwidth=100mbit), `slow_ranks` single ranks a factor
-    on their compute time (cluster.slow_ranks.3=1.5); both count from 0. `physics`: for the simulator.
+    on their compute time (cluster.slow_ranks.3=1.5); both count from 0. `physics` holds parameters of the simulator.
     """
 
     servers: int = 2
@@ -125,7 +125,7 @@ class NetworkKeys:
     loss: str = "0%"
     congestion: Congestion = Congestion.cubic
     tcp_window: str = "4MiB"
-    flow_rates: list[str] = field(default_factory=list)  # limits of single TCP connections of a server, in turns
+    flow_rates: list[str] = field(default_factory=list)  # limits of a server's single TCP connections, in turn
     backend: Backend = Backend.auto
 
 
@@ -137,7 +137,7 @@ class ComputeKeys:
     flops: float = 8.4e12
     forward_share: float = 1 / 3
     memory_bandwidth: str = "675GB"
-    shrink: float = 1.0  # tensors are so many times smaller: a scale model
+    shrink: float = 1.0  # scale model: tensors are this many times smaller
     optimizer: Origin = Origin.profile
     codec: Origin = Origin.profile
 

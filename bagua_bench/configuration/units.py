@@ -14,9 +14,9 @@ FRACTION = {"%": 0.01}
 
 SIZES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 RATES = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
-"""How results are shown, not how they are asked for."""
+"""Units in which results are shown; configurations use those above."""
 
-_SIMILAR = 0.4  # gbit to gbps and to gb
+_SIMILAR = 0.4  # gbps and gb are this similar to gbit
 
 
 def parse(key: str, text: object, units: Mapping[str, float]) -> float:
@@ -45,7 +45,7 @@ def amount(value: float, units: Mapping[str, float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The same of a time: '12.3 ms', '2.5 min'."""
+    """A time for people: '12.3 ms', '2.5 min'."""
     if seconds >= 120:
         return f"{seconds / 60:.4g} min"
     return f"{seconds:.4g} s" if seconds >= 1 else f"{seconds * 1e3:.4g} ms"

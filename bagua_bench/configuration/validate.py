@@ -17,7 +17,7 @@ DIGITS_TRAIN = 1437
 
 
 def validate(cell: Cell) -> None:
-    """Raise ConfigError, one line that names key, value and what is allowed, for the first thing that is wrong."""
+    """Raise ConfigError, one line that names key, value and what is allowed, for the first problem."""
     for rule in (
         _constructors,
         _ranges,
@@ -58,7 +58,7 @@ def _ranges(cell: Cell) -> Iterator[str]:
 
 
 def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
-    """Keys, their values, and the least that each may be."""
+    """Keys, their values, and the minimum of each."""
     run, cluster = cell.run, cell.cluster
     yield "run.steps", run.steps, 1
     yield "run.untimed", run.untimed, 0
@@ -72,10 +72,10 @@ def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
 
 
 def _algorithm(cell: Cell) -> Iterator[str]:
-    """What is declared of the algorithm, against the rest."""
+    """Check what the algorithm declares against the rest of the cell."""
     declared, cluster, name = facts.algorithm(cell.algo), cell.cluster, cell.algo.name
     if cell.mode not in declared.modes:
-        yield f"algo={name}: the suite has its schedule only; allowed: mode={', '.join(declared.modes)}"
+        yield f"algo={name}: the suite has only its schedule; allowed: mode={', '.join(declared.modes)}"
     by_server = declared.by_server and cluster.ranks_per_server > 1 and cluster.servers > 1
     paired, what = (cluster.servers, "servers") if by_server else (cluster.ranks, "ranks")
     if declared.pairs and paired % 2:
@@ -91,8 +91,8 @@ def _algorithm(cell: Cell) -> Iterator[str]:
         )
     if cell.run.precision == "fp16" and not declared.skips_steps:
         yield (
-            f"run.precision=fp16: algo={name} moves its state before it is known whether the step is skipped for an "
-            "overflow; allowed: fp32, bf16"
+            f"run.precision=fp16: algo={name} updates its state before it is known whether an overflow skips the "
+            "step; allowed: fp32, bf16"
         )
 
 
@@ -100,7 +100,7 @@ def _device(cell: Cell) -> Iterator[str]:
     device, transport = cell.run.device, cell.transport
     if transport.backend == "nccl" and device != "cuda" and cell.mode == "measure":
         cpu = "bagua_net" if transport.plugin else "gloo"
-        but = f"run.device={device}" if has_cuda() else "no CUDA device is here, or torch is no CUDA build"
+        but = f"run.device={device}" if has_cuda() else "there is no CUDA device, or torch is not a CUDA build"
         yield f"transport={transport.name}: NCCL moves CUDA tensors only, but {but}; use {cpu}"
     if transport.backend == "gloo" and device == "cuda" and cell.mode == "measure":
         yield f"transport={transport.name}: moves CPU tensors only, but run.device=cuda; use nccl"
@@ -171,7 +171,7 @@ def _peers(cell: Cell) -> Iterator[str]:
 
 def _modes(cell: Cell) -> Iterator[str]:
     if cell.mode != "measure" and not facts.task(cell.task).layers:
-        yield f"mode={cell.mode}: task={cell.task.name} has no layers to take time; allowed: measure"
+        yield f"mode={cell.mode}: task={cell.task.name} has no layers whose time could be modelled; allowed: measure"
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What the user sees of a run before it and while it goes on."""
+"""What the user sees before and during a run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from bagua_bench.configuration.network_shape import LINK_KEYS
 
 CONSOLE = Console(highlight=False)
 
-_EVERY = 30.0  # seconds between two lines on a phase, where there is no terminal
+_EVERY = 30.0  # seconds between two lines about a phase, without a terminal
 
 
 @contextmanager
 def watching(title: str) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Show a progress bar, or without a terminal a line now and then; yields what takes a run's events."""
+    """Show a progress bar, or without a terminal an occasional line; yields a function that takes a run's events."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[news]}"))
     with Progress(*columns, console=CONSOLE, transient=True, disable=not CONSOLE.is_terminal) as progress:
         bar = progress.add_task(f"{title}: starting", total=None, news="")
@@ -45,20 +45,20 @@ def watching(title: str) -> Iterator[Callable[[dict[str, Any]], None]]:
 
 
 class Pace:
-    """How fast a run takes the steps of its phase, by when their events came."""
+    """How fast a run takes the steps of its phase, from the times of their events."""
 
     def __init__(self) -> None:
         self._phase, self._began, self._first = "", 0.0, 0
 
     def note(self, event: dict[str, Any], now: float) -> bool:
-        """Whether a phase begins with this event; `now` in seconds."""
+        """Note an event; returns whether a phase begins with it. `now` is in seconds."""
         if event["phase"] == self._phase:
             return False
         self._phase, self._began, self._first = event["phase"], now, event.get("step", 0)
         return True
 
     def left(self, event: dict[str, Any], now: float) -> float | None:
-        """Seconds that the phase will still take; None where that is not known."""
+        """Seconds that the phase will still take; None if unknown."""
         taken: int = event["step"] - self._first
         if "steps" not in event or not taken:
             return None
@@ -86,12 +86,12 @@ def counting(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def left(seconds: float | None) -> str:
-    """How long the rest will take, for people; empty where it is not known or nothing."""
+    """How long the rest will take, as text; empty if it is unknown or zero."""
     return f"{units.duration(max(1, round(seconds)))} left, " if seconds else ""
 
 
 def show_plan(jobs: Sequence[Job], todo: Sequence[Job], seconds: float | None) -> None:
-    """Print every cell of a campaign by what tells it from the others, and how many of its rounds are done."""
+    """Print every cell of a campaign by what distinguishes it, and how many of its rounds are done."""
     told = _telling([job.cell for job in jobs])
     table = Table(*next(iter(told.values())), "rounds done")
     for name, facts in told.items():
@@ -104,14 +104,14 @@ def show_plan(jobs: Sequence[Job], todo: Sequence[Job], seconds: float | None) -
 
 
 def names(cells: Sequence[Cell]) -> dict[str, str]:
-    """For every cell's id, what tells it from the others: 'algo.name=ddp network.bandwidth=10gbit'."""
+    """For every cell's id, what distinguishes it from the others: 'algo.name=ddp network.bandwidth=10gbit'."""
     labels = {cell.id: cell.label for cell in cells}
     told = {name: " ".join(f"{key}={value}" for key, value in facts.items()) for name, facts in _telling(cells).items()}
     return {name: told[name] or labels[name] for name in labels}
 
 
 def _telling(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
-    """For every cell's id, the keys in which the cells differ; not those that follow from their group's name."""
+    """For every cell's id, the keys in which the cells differ, without those that follow from their group's name."""
     flat = {cell.id: flatten(cell.to_json()) for cell in cells}
     keys = [key for key in next(iter(flat.values())) if all(key in facts for facts in flat.values())]
     keys = [key for key in keys if _differs(key, list(flat.values()))]

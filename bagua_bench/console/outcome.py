@@ -1,4 +1,4 @@
-"""What the user sees of a run that has ended: a table, or one line where there are many."""
+"""What the user sees of a run that has ended: a table, or one line if there are many runs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _learning(result: dict[str, Any]) -> str:
 
 
 def _warm_up(cell: Cell) -> str:
-    """How many timed steps say nothing of what the algorithm does later; empty if none."""
+    """How many timed steps are warm-up, unlike the algorithm's later steps; empty if none."""
     declared, run = facts.algorithm(cell.algo), cell.run
     timed = declared.whole(run.steps)
     early = min(max(declared.warm_up - run.untimed, 0), timed)
@@ -88,7 +88,7 @@ def _warm_up(cell: Cell) -> str:
 
 
 def _network(cell: Cell, found: dict[str, Any] | None) -> str:
-    """What was asked for, ranges over the pairs of servers as measured, and where they are not what was asked for."""
+    """The requested network, measured ranges over the pairs of servers, and where the two disagree."""
     lines = [f"asked: {asked(cell)}"]
     if cell.shrink != 1:
         lines.append(f"in the scale model: {asked(scale_model(cell))}")
@@ -99,7 +99,7 @@ def _network(cell: Cell, found: dict[str, Any] | None) -> str:
 
 
 def measured(found: dict[str, Any]) -> str:
-    """Least and most that the probes of a record's network saw: '96.5 Mbit/s ... 386 Mbit/s, round trip ...'."""
+    """Range of what the probes of a record's network saw: '96.5 Mbit/s ... 386 Mbit/s, round trip ...'."""
     probed = [pair for when in ("before", "after") for pair in found[when] or ()]
     if not probed:
         return "nothing"
@@ -154,5 +154,5 @@ def show_line(name: str, record: Record) -> None:
 
 
 def show_end(before: int, path: Path) -> None:
-    """Print where the records of many runs are, `before` of which were done before."""
+    """Print where the records of many runs are; `before` of the runs had been done before."""
     CONSOLE.print(f"records: {path}" + (f" ({before} were done before)" if before else ""), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What ranks of `check-gpu` train, in a way that ranks on CPUs can repeat: few steps, along given gradients."""
+"""What the ranks of `check-gpu` train: a few steps along given gradients, which ranks on CPUs can repeat."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tasks.base import Batch, Task
 ALL_REDUCE = "algorithms.gradient_allreduce.GradientAllReduce"
 _STEPS = 12
 _SIZES = [4099, 70_001, 3, 20_000]
-_HALF = 1e-2  # relative distance of weights that 16 bits resolve
+_HALF = 1e-2  # relative distance of weights that 16 bits can resolve
 
 Found = dict[str, Any]
-"""`weights` (N,) on the CPU; `tolerance`: how near the CPU's they must be; `waits` and `traced` of `_watched`."""
+"""`weights` (N,), on the CPU; `tolerance`, their largest distance from the CPU's; `waits`, `traced` of `_watched`."""
 
 
 class Case(NamedTuple):
-    """An algorithm and the type of the weights, which is that of the gradients in its buckets, too."""
+    """An algorithm and the dtype of the weights, which the gradients in its buckets share."""
 
     kind: type[Algorithm]
     arguments: dict[str, Any]
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
 
 def cases(hierarchical: bool) -> Iterator[tuple[str, Case]]:
-    """Every algorithm with its file's options, short enough to show something; some in half precision, too."""
+    """Every algorithm with its file's options, adapted to few steps; some also in half precision."""
     for path in sorted((conf_folder.FOLDER / "algo").glob("*.yaml")):
         algo = AlgoPart.from_plain({"name": path.stem, **conf_folder.option("algo", path.stem)})
         about, kind = algo.about or {}, _class(algo.target)
@@ -53,7 +53,7 @@ def cases(hierarchical: bool) -> Iterator[tuple[str, Case]]:
         for option in about.get("compare", [[]])[-1] if hierarchical else ():
             key, _, value = option.partition("=")
             arguments[key] = {"true": True, "false": False}.get(value, value)
-        # no two runs are alike of what averages in rounds beside the steps
+        # no two runs of an algorithm that averages in rounds alongside the steps are alike
         tolerance = kind.consensus if about.get("rounds") else about.get("tolerance", AlgorithmFacts.tolerance)
         yield path.stem, Case(kind, arguments, torch.float32, tolerance)
         for dtype in (torch.bfloat16, torch.float16) if about["same_update"] else ():
@@ -82,14 +82,14 @@ def trained(case: Case, comm: TorchComm, device: torch.device) -> Found:
             step(batch)
         asynchronous = any(
             turn.when is When.ASYNC for turn in algorithm.turns(_STEPS)
-        )  # a thread of its own averages, and that one may wait
+        )  # a separate thread averages, and it may wait
         found = _watched(step, batches[-2:], device.type == "cuda" and not asynchronous)
         with engine.paused():
             return {**found, "weights": _weights(model), "tolerance": case.tolerance}
 
 
 def _watched(step: Callable[[Tensor], None], batches: list[Tensor], watch: bool) -> Found:
-    """Take two steps. `waits`: what in them waited for the GPU; `traced`: whether a profiler's trace says so, too."""
+    """Take two steps. `waits`: the calls that waited for the GPU; `traced`: whether a profiler's trace covers them."""
     if not watch:
         for batch in batches:
             step(batch)
@@ -132,7 +132,7 @@ class _Regression(Task):
 
 
 def under_autocast(precision: str, comm: TorchComm, device: torch.device) -> Found:
-    """The loop of measured runs, with two batches to a step."""
+    """The loop of measured runs, with two batches per step."""
     task = _Regression()
     torch.manual_seed(1)
     model = task.model().to(device)
@@ -144,7 +144,7 @@ def under_autocast(precision: str, comm: TorchComm, device: torch.device) -> Fou
 
 
 def everything(comm: TorchComm, device: torch.device) -> dict[str, Found]:
-    """By name: what was found, or `error`."""
+    """What was found, or `error`, by name."""
     found: dict[str, Found] = {}
     for name, case in cases(comm.intra is not None):
         try:

@@ -1,9 +1,9 @@
-"""`python -m bagua_bench check-gpu [--json FILE] [--parts PART ...]`: what a machine with a GPU can show in minutes.
+"""`python -m bagua_bench check-gpu [--json FILE] [--parts PART ...]`: checks the suite on a GPU in minutes.
 
-Every part runs in processes of its own; FILE is written anew after each. Beside FILE come the profiles of the device,
-options of the group `compute` (`bagua-bench simulate profile`). Needs torch and this repository alone.
+Every part runs in its own processes; FILE is rewritten after each. The profiles of the device, options of the group
+`compute`, are written beside FILE (`bagua-bench simulate profile`). It needs only torch and this repository.
 Not yet run on a GPU; `--rehearse` tries the script on the CPU and shows nothing about a GPU. Two ranks on one GPU take
-turns: their times hold against each other and say nothing about two GPUs.
+turns: their times can be compared with each other but say nothing about two GPUs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bagua_bench.processes import together
 from bagua_bench.processes.together import PartFailed
 from bagua_bench.transport import environment
 
-_BUDGET = 460.0  # seconds for all parts: with the start of Python and torch less than eight minutes
-_LIMIT = 110.0  # for one part, but for the last, the profile, which tries every task in three precisions
+_BUDGET = 460.0  # seconds for all parts; with the start of Python and torch, less than eight minutes
+_LIMIT = 110.0  # for one part, except the last: the profile tries every task in three precisions
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # for ranks, which share the processor
 
 Check = dict[str, Any]
@@ -52,7 +52,7 @@ class Checks:
         }
 
     def left(self) -> float:
-        """Seconds of the budget."""
+        """Seconds left of the budget."""
         return self._end - time.monotonic()
 
     def _algorithms(self, transport: str, size: int) -> list[Check]:
@@ -86,12 +86,12 @@ class Checks:
         try:
             together.run([command], self._folder / "codecs", self._limit(_LIMIT))
             equal = verdicts.passed("codecs", "equal to the CPU's bit for bit")
-        except PartFailed as error:  # speed is measured before inequality ends it
+        except PartFailed as error:  # speed is measured before a mismatch ends it
             equal = verdicts.failed("codecs", error)
         return [equal, *verdicts.codecs(json.loads(rows.read_text()) if rows.exists() else [])]
 
     def _profile(self) -> list[Check]:
-        """Its files go beside the report; in a rehearsal nowhere."""
+        """The profiles are written beside the report; a rehearsal discards them."""
         command = ["-m", "bagua_bench.calibrate.profile", "--device", self._device, "--folder"]
         if self._cuda:
             command += [str(self._target)]
@@ -100,7 +100,7 @@ class Checks:
         log = self._folder / "profile"
         try:
             said = together.run([command], log, self._limit(_BUDGET))[0]
-        except PartFailed as error:  # what was measured before stands in files already
+        except PartFailed as error:  # what was measured before is already in files
             return [*verdicts.profile((log / "0.log").read_text().splitlines()), verdicts.failed("profile", error)]
         return verdicts.profile(said.splitlines())
 
@@ -121,7 +121,7 @@ class Checks:
 
 
 def main(arguments: list[str]) -> int:
-    """0 if every check passed or was skipped with a reason, 1 if one failed, 2 if there is no GPU, 130 interrupted."""
+    """Exit code 0 if every check passed or was skipped, 1 if one failed, 2 if there is no GPU, 130 if interrupted."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="bagua-bench-") as name:
         try:
@@ -133,15 +133,15 @@ def main(arguments: list[str]) -> int:
 
 def _run(arguments: list[str], folder: Path) -> int:
     parser = argparse.ArgumentParser(prog="python -m bagua_bench check-gpu", description=__doc__)
-    parser.add_argument("--json", type=Path, default=Path("check-gpu.json"), help="written to (default %(default)s)")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU: tries the script, shows nothing")
-    parser.add_argument("--parts", nargs="+", metavar="PART", help="only these")
+    parser.add_argument("--json", type=Path, default=Path("check-gpu.json"), help="the report (default %(default)s)")
+    parser.add_argument("--rehearse", action="store_true", help="try the script on the CPU; shows nothing about a GPU")
+    parser.add_argument("--parts", nargs="+", metavar="PART", help="run only these parts")
     options = parser.parse_args(arguments)
     device = "cpu" if options.rehearse else "cuda"
     checks = Checks(device, folder, options.json.parent)
     chosen = options.parts or list(checks.parts)
     if unknown := [part for part in chosen if part not in checks.parts]:
-        parser.error(f"--parts {unknown[0]}: there are {', '.join(checks.parts)}")
+        parser.error(f"--parts {unknown[0]}: no such part; allowed: {', '.join(checks.parts)}")
     machine = _machine()
     if "gpu" not in machine and not options.rehearse:
         print("check-gpu: no CUDA device, nothing checked; --rehearse tries the script on the CPU", file=sys.stderr)
@@ -160,7 +160,7 @@ def _run(arguments: list[str], folder: Path) -> int:
 
 
 def _verdicts(part: str, checks: Checks) -> list[Check]:
-    """What a part found; one that breaks is a check that failed, and the others still run."""
+    """The checks of a part. A part that breaks counts as a failed check, and the others still run."""
     if checks.left() < 1:
         return [verdicts.skipped(part, f"no time left: all parts have {_BUDGET:.0f} s; try --parts {part}")]
     try:

@@ -1,4 +1,4 @@
-"""The engine's step against DDP's and against a step of plain torch, in turn in one process."""
+"""Compares the engine's step with DDP's and with a step of plain torch, taken in turn in one process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from bagua_bench.gpu.cases import ALL_REDUCE
 from bagua_bench.gpu.models import workload
 
 _BUCKET = 25  # MiB, DDP's default, for both: ranks that share a GPU wait for their turn at least once per bucket
-_SECONDS = 25.0  # for the rounds of a model: at least ...
-_LEAST, _MOST = 3, 25  # ... so many, at most so many ...
-_AT_ONCE = 0.3  # ... of as many steps as fill so many seconds
-_REHEARSAL = 16  # models are so many times narrower on a CPU, where only the script itself is tried ...
-_FEW = 2  # ... in so many rounds of one step
+_SECONDS = 25.0  # for all rounds of a model
+_LEAST, _MOST = 3, 25  # rounds
+_AT_ONCE = 0.3  # seconds that the steps of a round should fill
+_REHEARSAL = 16  # how many times narrower models are on a CPU, where only the script itself is tried
+_FEW = 2  # rounds on a CPU, of one step each
 
 Step = Callable[[], None]
 
 
 def with_ddp(comm: TorchComm, device: torch.device) -> dict[str, Any]:
-    """Throughput of the engine over that of DDP, gradient all-reduce, by model."""
+    """Throughput of the engine with gradient all-reduce over that of DDP, by model."""
     return {name: _compare(name, comm, device, _ddp) for name in ("vgg16", "bert_large")}
 
 
@@ -56,7 +56,7 @@ def _compare(name: str, comm: TorchComm, device: torch.device, other: Callable[.
 
 
 def _rounds(rivals: list[Step], device: torch.device) -> list[list[float]]:
-    """Seconds of a step of each, by round; who goes first changes. All ranks take as many steps and rounds."""
+    """Seconds per step of each rival, by round; they take turns going first. All ranks take equally many of both."""
     began, rounds = time.perf_counter(), list[list[float]]()
     steps = 1 if device.type != "cuda" else _of_rank_0(max(1, round(_AT_ONCE / _seconds(rivals[0], 1, device))))
     more = True
@@ -70,7 +70,7 @@ def _rounds(rivals: list[Step], device: torch.device) -> list[list[float]]:
 
 
 def _of_rank_0(value: int) -> int:
-    """What rank 0 says; over gloo, from host to host."""
+    """Rank 0's value, broadcast over gloo from host to host."""
     said = torch.tensor([value])
     dist.broadcast(said, 0)
     return int(said)
@@ -106,7 +106,7 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _seconds(step: Step, steps: int, device: torch.device) -> float:
-    """Seconds of a step, the GPU idle before and after `steps` of them."""
+    """Seconds per step over `steps` steps; the GPU is idle before and after them."""
     _settle(device)
     began = time.perf_counter()
     for _ in range(steps):

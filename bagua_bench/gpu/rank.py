@@ -17,7 +17,7 @@ from bagua_bench.gpu import cases, parity
 from bagua_bench.transport import environment, native
 from bagua_bench.worker import devices
 
-_TIMEOUT = 45.0  # seconds; shorter than a part's, so that a rank says itself what it waits for
+_TIMEOUT = 45.0  # seconds; shorter than a part's limit, so a rank itself says what it waits for
 
 PARTS: dict[str, Callable[[TorchComm, torch.device], Any]] = {
     "algorithms": cases.everything,

@@ -9,20 +9,20 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 _STEP = "bagua_bench step"
-_WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy")  # the last two: exactly, as copies with Async behind do not wait
+_WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy")  # the last two match exactly: copies ending in Async do not wait
 
 
 def traced(step: Callable[[], None]) -> list[str] | None:
-    """Calls of a step by which the host waits for the GPU; None where the profiler sees no CUDA call at all."""
+    """Calls in a step that make the host wait for the GPU; None if the profiler sees no CUDA call at all."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace, record_function(_STEP):
         step()
     return waits(trace.events())
 
 
 def waits(events: Iterable[Any]) -> list[str] | None:
-    """As `traced`, of events that have a `name` and a `time_range`: what began within the step, sorted, once each.
+    """Like `traced`, from events with a `name` and a `time_range`: calls that began within the step, sorted, once each.
 
-    The profiler itself waits, before and after.
+    The profiler itself waits before and after the step.
     """
     listed = list(events)
     window = next(event.time_range for event in listed if event.name == _STEP)
@@ -33,7 +33,7 @@ def waits(events: Iterable[Any]) -> list[str] | None:
 
 
 def nobody_waits(step: Callable[[], None]) -> str | None:
-    """Take a step in which torch refuses to wait; what it refused, None if nothing. The step may be incomplete then."""
+    """Take a step in which torch refuses to wait; returns its refusal, or None. A refused step may be incomplete."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         step()

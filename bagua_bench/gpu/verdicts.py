@@ -1,4 +1,4 @@
-"""What the parts of `check-gpu` found, judged: one dict (name, status, detail, data) per check."""
+"""Judges what the parts of `check-gpu` found: one dict (name, status, detail, data) per check."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from bagua_bench.processes.together import PartFailed
 
 Check = dict[str, Any]
 COPY_SHARE = 0.7
-"""Of a copy's bandwidth, that a codec is to reach."""
-_PRECISIONS = ("fp32", "tf32", "bf16")  # the first word of what a profile says; other lines are warnings
+"""Share of a copy's bandwidth that a codec should reach."""
+_PRECISIONS = ("fp32", "tf32", "bf16")  # first word of a line from the profile; other lines are warnings
 
 
 def passed(name: str, detail: str) -> Check:
@@ -30,7 +30,7 @@ def failed(name: str, error: Exception) -> Check:
 
 
 def codecs(rows: Sequence[dict[str, Any]]) -> list[Check]:
-    """Of `algorithms.codecs.benchmark_gpu`."""
+    """Judge the rows of `algorithms.codecs.benchmark_gpu`."""
     return [
         _check(
             f"{row['operation']}, {row['mebibytes']:.0f} MiB",
@@ -44,7 +44,7 @@ def codecs(rows: Sequence[dict[str, Any]]) -> list[Check]:
 
 
 def algorithms(transport: str, found: Sequence[Any], oracle: Sequence[Any], traced: bool) -> list[Check]:
-    """Weights of every rank's cases against those of CPU ranks, and that no step waited for the GPU.
+    """Check every rank's weights against those of CPU ranks, and that no step waited for the GPU.
 
     traced: whether there should be a profiler's trace of the steps.
     """
@@ -76,7 +76,7 @@ def _case(title: str, name: str, found: Sequence[Any], oracle: Sequence[Any]) ->
 
 
 def ratios(title: str, found: dict[str, dict[str, Any]], least: float | None) -> list[Check]:
-    """Throughput ratios by model; `least` is the goal, None: there is none."""
+    """Throughput ratios by model; `least` is the goal, None if there is none."""
     return [
         _check(f"{title}, {name}", least is None or one["throughput_ratio"] >= least,
                f"{one['throughput_ratio']:.3f} ({one['ratios'][0]:.3f} to {one['ratios'][-1]:.3f})", one)
@@ -85,7 +85,7 @@ def ratios(title: str, found: dict[str, dict[str, Any]], least: float | None) ->
 
 
 def profile(lines: Sequence[str]) -> list[Check]:
-    """One check per line that the profile printed: a file written, or what was not measured as it is, and why."""
+    """One check per line of the profile: a file that it wrote, or a task that was not measured as it is, and why."""
     checks = []
     for precision, _, said in (line.partition(": ") for line in lines):
         if precision in _PRECISIONS and "compute=" in said:

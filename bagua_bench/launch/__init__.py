@@ -1,1 +1,1 @@
-"""Who starts the workers: torchrun agents of our own, or a job that exists already."""
+"""Starts the workers: through torchrun agents of its own, or as part of an existing job."""

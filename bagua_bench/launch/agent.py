@@ -1,7 +1,7 @@
-"""A torchrun agent that also says in a file which rank failed, and why.
+"""A torchrun agent that also writes to a file which rank failed, and why.
 
-`python -m bagua_bench.launch.agent PARENT FILE [torchrun arguments]`; failures go to FILE. It ends with the process
-PARENT, and workers, which get its id as their last argument, with it.
+`python -m bagua_bench.launch.agent PARENT FILE [torchrun arguments]` writes failures to FILE. The agent ends with the
+process PARENT. Workers get the agent's id as their last argument and end with the agent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> int:
     """Run the agent; exit code 0, or 1 if a worker failed."""
     die_with_parent(int(sys.argv[1]))  # not by SIGTERM, which waits for the end of a rendezvous
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # it takes seconds
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # importing it takes seconds
     from torch.distributed.run import parse_args, run
 
     try:

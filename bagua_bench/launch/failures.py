@@ -18,7 +18,7 @@ class RunFailed(Exception):
 def first_failure(folder: Path, ranks_per_agent: int) -> str:
     """One line on the root cause, from what the torchrun agents left in the run's folder.
 
-    A rank that was killed, or failed on its own, comes before ranks that lost a peer; then the earliest.
+    A rank that was killed, or failed on its own, comes before ranks that lost a peer. Otherwise the earliest counts.
     """
     causes = [*_killed(folder), *_raised(folder, ranks_per_agent)]
     if not causes:

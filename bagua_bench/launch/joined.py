@@ -1,4 +1,4 @@
-"""Takes part in a job that exists already: the command itself was started by torchrun or by Slurm on every rank."""
+"""Takes part in an existing job: torchrun or Slurm has started the command itself on every rank."""
 
 from __future__ import annotations
 

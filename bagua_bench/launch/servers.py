@@ -77,7 +77,7 @@ def _environment(host: Host, ranks: int) -> dict[str, str]:
 
 
 def killed(agents: Sequence[Agent]) -> str | None:
-    """One line on an agent that a signal has ended; None if there is none."""
+    """One line about an agent that was killed by a signal; None if there is none."""
     for server, agent in enumerate(agents):
         if (agent.poll() or 0) < 0:
             return f"agent of server {server}: killed by {signal.Signals(-agent.returncode).name}"
@@ -86,7 +86,7 @@ def killed(agents: Sequence[Agent]) -> str | None:
 
 @deferred()
 def end(agents: Sequence[Agent]) -> None:
-    """End the agents and their workers: workers die with their agent. Interruptions wait."""
+    """End the agents and their workers, which die with their agent. Interrupts are deferred until then."""
     for agent in agents:
         if agent.poll() is None:
             agent.terminate()

@@ -16,7 +16,7 @@ from bagua_bench.results.result import Result
 def run_shaped(cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
     """Run all ranks on emulated servers. Returns rank 0's result; `measured` receives the network's description.
 
-    RunFailed if the network cannot be built or measured, or as `run_local`; nothing is left behind.
+    RunFailed if the network cannot be built or measured, or for the reasons of `run_local`; nothing is left behind.
     """
     try:
         with star.up(shape_of(cell)) as network:

@@ -1,4 +1,4 @@
-"""What a peer system is."""
+"""The interface of a peer system."""
 
 from __future__ import annotations
 

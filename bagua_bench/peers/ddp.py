@@ -35,7 +35,7 @@ class DDP(Peer):
     ) -> None:
         self._caps = first_bucket_cap_mb, bucket_cap_mb
         self.options: dict[str, Any] = {
-            # Named one by one, PyTorch also cuts its first step into these buckets, which it does not by default.
+            # With an explicit list, PyTorch also uses these buckets in its first step, which it does not by default.
             "bucket_cap_mb_list": None if self._caps == (1, 25) else list(self._caps),
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "static_graph": static_graph,
@@ -47,7 +47,7 @@ class DDP(Peer):
         return DDPTrainer(model, optimizer, comm, self.options)
 
     def program(self, layers: Layers, servers: int, per_server: int, steps: int) -> Program:
-        """Buckets in the order of readiness, each closed once it holds its cap."""
+        """Buckets are filled in the order in which gradients become ready, and closed once they reach their cap."""
         first, rest = self._caps
         nbytes, ranks = schedule.sizes(layers), servers * per_server
         order = [position for layer in reversed(layers.layers) for position in reversed(layer.params)]
@@ -62,7 +62,7 @@ class DDP(Peer):
 
 
 class DDPTrainer(Trainer):
-    """DDP waits for its communication inside the backward pass; the last gradient's time tells the two apart."""
+    """DDP waits for its communication inside the backward pass; the time of the last gradient tells the two apart."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, comm: TorchComm, options: dict[str, Any]) -> None:
         self.model, self.optimizer = model, optimizer
@@ -80,7 +80,7 @@ class DDPTrainer(Trainer):
 
     def synchronize(self) -> None:
         self._sent += self._per_step
-        self._unscale_own()  # they are the same everywhere: so is what overflowed
+        self._unscale_own()  # gradients are the same on all ranks, and so are overflows
 
     def optimize(self) -> None:
         self._advance()

@@ -9,11 +9,11 @@ from bagua_bench.machine.layers import Layers
 from bagua_bench.machine.program import Collective, Fusion, Item, Phase, Program, Submit, Wait, Work
 
 Sends = Callable[[int], Iterable[Item]]
-"""What is done when the gradient of a parameter (by its position) has become ready."""
+"""The items to issue when the gradient of a parameter (given by its position) becomes ready."""
 
 
 def program(layers: Layers, ranks: int, steps: int, sends: Sends, sent: float, fusion: Fusion | None = None) -> Program:
-    """Data-parallel steps that communicate gradients beside the backward pass; `sent` bytes per rank and step."""
+    """Data-parallel steps that communicate gradients during the backward pass; `sent` bytes per rank and step."""
     shares = list(zip(layers.layers, layers.shares(), strict=True))
     items: list[Item] = [Phase("forward"), *(Work("forward", share) for _, share in shares), Phase("backward")]
     for layer, share in reversed(shares):

@@ -1,1 +1,1 @@
-"""Whose something is, and who ends with whom. No torch import."""
+"""Who owns what a run leaves on the machine, and which processes end together. No torch import."""

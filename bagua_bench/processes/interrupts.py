@@ -1,4 +1,4 @@
-"""Interruptions that wait."""
+"""Defers interrupts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Have SIGINT and SIGTERM wait until the context ends. Processes started inside begin with them blocked."""
+    """Defer SIGINT and SIGTERM until the context ends. Processes started inside begin with them blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield

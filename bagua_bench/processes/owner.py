@@ -1,4 +1,4 @@
-"""Marks what a run leaves on the machine with the process that owns it: a later run can clear up after a kill."""
+"""Marks what a run creates on the machine with the owning process, so a later run can clean up after a kill."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _OWNED = re.compile(re.escape(PREFIX) + r"(\d+)-(\d+)-(\w+)-")
 
 
 def mark() -> str:
-    """Beginning of every name that this process owns: the process by its id and its start, as ids come again."""
+    """Prefix of every name that this process owns: its id and its start time, because ids are reused."""
     return f"{PREFIX}{os.getpid()}-{_started(os.getpid())}-{_where()}-"
 
 
 def is_stale(name: str) -> bool:
-    """Whether `name` carries the mark of a process that has ended; of other machines' processes nobody knows."""
+    """Whether `name` carries the mark of a process that has ended; False for processes of other machines."""
     match = _OWNED.match(name)
     return match is not None and match[3] == _where() and _started(int(match[1])) != int(match[2])
 
 
 def folder() -> tempfile.TemporaryDirectory[str]:
-    """A new temporary folder of this process; first those of ended ones go."""
+    """A new temporary folder of this process. Folders of processes that have ended are removed first."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         if is_stale(path.name) and path.stat().st_uid == os.getuid():
             shutil.rmtree(path, ignore_errors=True)
@@ -35,13 +35,13 @@ def folder() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def _where() -> str:
-    """Where process ids mean the same: this boot of this machine, this container."""
+    """Hash of the scope in which a process id is unique: this boot of this machine, this container."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     return hashlib.sha256(f"{boot}{Path('/proc/self/ns/pid').stat().st_ino}".encode()).hexdigest()[:6]
 
 
 def _started(pid: int) -> int | None:
-    """Start of a process in clock ticks since boot; None if there is none."""
+    """Start time of a process in clock ticks since boot; None if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Processes of one part of a check: started side by side, ended together, and what they printed if one failed."""
+"""Starts the processes of one part of a check side by side, ends them together, and reports what they printed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from signal import Signals
 
 _HOME = Path(__file__).resolve().parents[2]
-_GRACE = 2.0  # seconds in which the others may fail, too, once one has: over NCCL they would wait for it
+_GRACE = 2.0  # seconds in which the others may fail after the first; over NCCL they would wait for it
 _KEPT = 60  # last lines of every log
-_ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt)\b.*", re.MULTILINE)  # watchdogs print more behind it
+_ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt)\b.*", re.MULTILINE)  # watchdogs print more after it
 _ALONE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
 class PartFailed(Exception):
-    """One line on why a part failed; `logs`: the last lines of each of its processes."""
+    """Why a part failed, in one line; `logs`: the last lines of each of its processes."""
 
     def __init__(self, reason: str, logs: list[str]) -> None:
         super().__init__(reason)
@@ -29,9 +29,9 @@ class PartFailed(Exception):
 def run(
     arguments: Sequence[Sequence[str]], folder: Path, limit: float, variables: Mapping[str, str] | None = None
 ) -> list[str]:
-    """`python ARGUMENTS` once for each, all at a time and on one GPU; what each printed.
+    """Run `python ARGUMENTS` for each, all at once and on one GPU; returns what each printed.
 
-    PartFailed if one fails, or if `limit` seconds pass. None of them is left running, their logs stay in `folder`.
+    PartFailed if one fails, or if `limit` seconds pass. No process is left running; the logs stay in `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     logs = [folder / f"{number}.log" for number in range(len(arguments))]
@@ -62,7 +62,7 @@ def _start(arguments: Sequence[str], log: Path, variables: Mapping[str, str]) ->
 
 
 def _first_failure(processes: Sequence[subprocess.Popen[bytes]], limit: float) -> int | None:
-    """Index of the process that failed first; None if none did until all had ended or `limit` seconds had passed."""
+    """Index of the process that failed first; None if all ended or `limit` seconds passed without a failure."""
     end, first = time.monotonic() + limit, None
     while time.monotonic() < end and any(process.poll() is None for process in processes):
         failed = [k for k, process in enumerate(processes) if process.poll()]

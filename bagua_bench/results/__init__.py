@@ -1,1 +1,1 @@
-"""Records of runs: what stands in them, what they depend on, and how they are read. No torch import."""
+"""Records of runs: what they contain, what they depend on, and how they are read. No torch import."""

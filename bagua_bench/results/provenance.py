@@ -27,13 +27,13 @@ _RUNS = (
     "bagua_bench.launch.joined",
     "bagua_bench.results.summary",
 )
-"""What makes a number: these modules, and all that they import or start."""
+"""The code behind a number: these modules, and all that they import or start."""
 
 
 def hashes(cell: Cell) -> dict[str, str]:
-    """Of all sources that a number of the cell depends on: of the suite, and of the algorithm's and the task's module.
+    """Hashes of all sources that the cell's numbers depend on: the suite's, the algorithm's and the task's.
 
-    Each with what it imports, so that a change anywhere else leaves a number as good as it was.
+    Each covers everything that the sources import. A change anywhere else does not invalidate a number.
     """
     roots = {
         "sources": _SIMULATES if cell.mode == "simulate" else _RUNS,
@@ -63,7 +63,7 @@ def _git() -> dict[str, str | None] | None:
 
 @cache
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, kernel and software; `fingerprint` is a hash of the hardware among them."""
+    """Processor, cores, memory, kernel and software; `fingerprint` is a hash of the hardware."""
     hardware = {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

@@ -57,7 +57,7 @@ def fail(record: Record, reason: str) -> Record:
 
 
 def cell_of(record: Record) -> Cell:
-    """The cell that was run. ValueError, one line, for a configuration that is none."""
+    """The cell that was run. ValueError, one line, for an invalid configuration."""
     return Cell.from_json(record["config"])
 
 
@@ -79,9 +79,9 @@ def append(path: Path, record: Record) -> None:
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
-    """All records of the files, in order and in the present schema. ValueError for a schema that is unknown.
+    """All records of the files, in order and in the current schema. ValueError for an unknown schema.
 
-    A line that a killed writer left unfinished is passed over.
+    A line that a killed writer left unfinished is skipped.
     """
     found = []
     for path in paths:
@@ -112,7 +112,7 @@ def comparable(records: Iterable[Record], axes: Iterable[str]) -> None:
                 raise ValueError(f"records differ in the code of {target}")
         if seen is not None and facts != seen:
             keys = sorted(key for key in {*facts, *seen} if facts.get(key) != seen.get(key))
-            raise ValueError(f"records differ in {', '.join(keys)}, which is no axis of this figure")
+            raise ValueError(f"records differ in {', '.join(keys)}, which this figure does not vary")
         seen = facts
 
 

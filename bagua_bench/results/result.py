@@ -1,4 +1,4 @@
-"""What a run hands back, real or simulated, before it becomes a record. No torch import."""
+"""The result of a run, real or simulated, before it becomes a record. No torch import."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Interface:
 
 @dataclass(frozen=True)
 class Averaging:
-    """Rounds of an algorithm that averages beside the steps, as applied within the timed ones."""
+    """Rounds of an algorithm that averages alongside the steps, as applied in the timed steps."""
 
     rounds: int
     round_seconds: float | None
-    """From one to the next, mean; None of fewer than two."""
+    """Mean time from one round to the next; None with fewer than two."""
     staleness_steps: float | None
-    """From a snapshot to its application, mean; None of no round."""
+    """Mean number of steps from a snapshot to its application; None without a round."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class RankResult:
     """What one rank measured in the timed steps; in a simulation an entry stands for several ranks."""
 
     seconds: tuple[Mapping[str, float], ...]
-    """Of every timed step, by phase, and the whole as `step`."""
+    """For every timed step, the seconds of each phase and of the whole, `step`."""
     losses: tuple[float, ...]
-    """Of the untimed and the timed steps."""
+    """Losses of the untimed and the timed steps."""
     sent: Mapping[str, float]
-    """Bytes, by level: flat, intra, inter."""
+    """Bytes sent, by level: flat, intra, inter."""
     metrics: Mapping[str, float]
     peak_memory: int | None
     """Bytes."""
     streams: Mapping[str, tuple[Mapping[str, float], ...]] | None = None
-    """What every stream of `bagua_net` counted, by peer."""
+    """Counters of every stream of `bagua_net`, by peer."""
     skipped_steps: int | None = None
     interface: Interface | None = None
     averaging: Averaging | None = None
@@ -50,24 +50,24 @@ class RankResult:
 
 @dataclass(frozen=True)
 class Checks:
-    """What must hold after a run for its numbers to count; `reason` where it did not."""
+    """What must hold after a run for its numbers to count; `reason` says what did not."""
 
     passed: bool
     reason: str | None
     finite: bool | None = None
     """No NaN or Inf in the weights."""
     replicas: float | str | None = None
-    """Distance of a replica from the mean of all, or a word."""
+    """Largest distance of a replica from the mean of all, or a verdict in words."""
 
 
 NOT_CHECKED = Checks(passed=True, reason=None, replicas="not compared: nothing is learned")
-"""Of a run whose weights mean nothing."""
+"""For a run whose weights mean nothing."""
 
 
 def with_traffic(
     checks: Checks, ranks: Sequence[RankResult], size: int, averaging: Averaging | None, least: int
 ) -> Checks:
-    """The checks, failed where `size` ranks communicated nothing, or too little to say anything of it.
+    """The checks, failed if `size` ranks communicated nothing, or too little to judge the algorithm.
 
     least: how many averaging rounds the timed steps should have seen.
     """
@@ -87,7 +87,7 @@ def with_traffic(
 
 @dataclass(frozen=True)
 class Reality:
-    """What of a run was real and what was not, and the seconds of a step that were emulated."""
+    """Which parts of a run were real, which were emulated, and the emulated seconds of a step."""
 
     real: tuple[str, ...]
     emulated: tuple[str, ...]
@@ -99,11 +99,11 @@ class Reality:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Of a whole run."""
+    """The result of a whole run."""
 
     ranks: tuple[RankResult, ...]
     rank_counts: tuple[float, ...] | None = None
-    """How many ranks every entry stands for; None: one each."""
+    """How many ranks each entry stands for; None: one each."""
     checks: Checks
     samples_per_step: int
     samples_per_epoch: int
@@ -120,5 +120,5 @@ class Result:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Result:
-        """What `to_json` wrote. ValueError, one line, for what is missing, unknown or of the wrong type."""
+        """The result that `to_json` wrote. ValueError, one line, for a missing or unknown key or a wrong type."""
         return plain.load(cls, given)

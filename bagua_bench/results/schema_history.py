@@ -1,4 +1,4 @@
-"""What changed in which version of a record, and the way from every older version to the present one."""
+"""What each version of a record changed, and how to migrate every older version to the current one."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _PRESET = {
     "freeze_after": "warmup_minus_one",
     "weight_decay_stage": "warmup",
 }
-"""What `preset=released` of version 1 made of the options that an algorithm had."""
+"""Values that `preset=released` of version 1 gave to those of these options that an algorithm had."""
 
 
 def migrate(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of any version in the present one, a version at a time. ValueError for a version that is unknown."""
+    """Migrate a record to the current version, one version at a time. ValueError for an unknown version."""
     version = record.get("schema")
     if version not in HISTORY:
         raise ValueError(f"schema {version}, this version reads {', '.join(map(str, HISTORY))}")
@@ -53,7 +53,7 @@ def _from_1(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_rounds(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """A verdict on a run whose algorithm averages in rounds, if none was applied: it is as fast as doing nothing."""
+    """The verdict `wrong` if an algorithm that averages in rounds applied none: its speed is that of doing nothing."""
     about = config["algo"]["about"]
     if record["status"] != "done" or record["ranks"] == 1 or not about.get("rounds"):
         return {}
@@ -65,4 +65,4 @@ def _without_rounds(record: dict[str, Any], config: dict[str, Any]) -> dict[str,
 
 
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
-"""By version: the step from it to the next."""
+"""For each version, the migration to the next."""

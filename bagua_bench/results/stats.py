@@ -10,7 +10,7 @@ _RESAMPLES = 2000
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean; both ends are the mean of fewer than three values."""
+    """95 % bootstrap interval of the mean; with fewer than three values, both ends are the mean."""
     if len(values) < 3 or len(set(values)) == 1:
         return float(np.mean(values)), float(np.mean(values))
     from scipy.stats import bootstrap  # takes most of a second to import

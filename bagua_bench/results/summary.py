@@ -1,4 +1,4 @@
-"""From what the ranks of a run measured to the numbers of its record."""
+"""Turns the measurements of a run's ranks into the numbers of its record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bagua_bench.results.result import Result
 
 
 def summarise(result: Result) -> dict[str, Any]:
-    """The `result` of a record from the lists of the ranks; a step takes as long as it took the slowest rank."""
+    """The `result` of a record from the lists of the ranks; a step takes as long as on the slowest rank."""
     ranks, samples = result.ranks, result.samples_per_step
     steps = [max(rank["step"] for rank in step) for step in zip(*(rank.seconds for rank in ranks), strict=True)]
     rate = stats.throughput(samples, steps)
@@ -34,6 +34,6 @@ def summarise(result: Result) -> dict[str, Any]:
 
 
 def _mean_phase(result: Result, phase: str) -> float:
-    """Mean seconds of a phase over steps and ranks; where an entry stands for several ranks, it counts as many."""
+    """Mean seconds of a phase over steps and ranks; an entry that stands for several ranks is weighted by them."""
     means = [mean(step[phase] for step in rank.seconds) for rank in result.ranks]
     return fmean(means, result.rank_counts)

@@ -1,7 +1,7 @@
-"""The sources that a module depends on, and their hash: found by reading them, without importing anything.
+"""Finds the sources that a module depends on, and their hash, by reading them without importing anything.
 
-A hash does not change with comments and docstrings. Of Python it takes the syntax tree, of C++ the text without
-comments, of tables every byte.
+Comments and docstrings do not change a hash. It covers the syntax tree of Python files, the text of C++ files without
+comments, and every byte of tables.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 OWN = ("algorithms", "tasks", "bagua_bench")
-"""Packages whose imports are followed; so are those of the package that a module outside of them is in."""
+"""Packages whose imports are followed, in addition to the packages of the modules asked about."""
 
 _NATIVE, _TABLES = (".cpp", ".h"), (".json",)
-_STARTED = re.compile(r"bagua_bench(\.\w+)+")  # a process of its own is started by its module's name
+_STARTED = re.compile(r"bagua_bench(\.\w+)+")  # a separate process is started by its module's name
 _COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])')|//[^\n]*|/\*.*?\*/""", re.S)
 
 
@@ -39,7 +39,7 @@ def file_of(module: str) -> Path | None:
 
 
 def closure(modules: Iterable[str]) -> dict[str, Path]:
-    """Files by module: `modules`, all that they import or start, and the packages these are in."""
+    """Files by module: `modules`, all that they import or start, and the packages that contain these."""
     roots = tuple(modules)
     followed = {*OWN, *(name.partition(".")[0] for name in roots)}
     found: dict[str, Path] = {}
@@ -55,7 +55,7 @@ def closure(modules: Iterable[str]) -> dict[str, Path]:
 
 @cache
 def closure_hash(*modules: str) -> str:
-    """Hash of what the modules depend on: Python, and C++ and tables that lie beside it."""
+    """Hash of what the modules depend on: Python files, and the C++ files and tables beside them."""
     digest = hashlib.sha256()
     found = closure(modules)
     for name, path in found.items():
@@ -67,13 +67,13 @@ def closure_hash(*modules: str) -> str:
 
 @cache
 def _mentioned(path: Path, module: str) -> tuple[str, ...]:
-    """Modules that a file may import or start, but for its own command line's."""
+    """Modules that a file may import or start, except those that only its own command line uses."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     return tuple(name for node in _running(_tree(path)) for name in _names(node, package))
 
 
 def _running(tree: ast.Module) -> Iterator[ast.AST]:
-    """All nodes, but for those of `main` and under `if __name__ == "__main__"`: commands compute no number."""
+    """All nodes except those of `main` and under `if __name__ == "__main__"`: commands compute no numbers."""
     for part in tree.body:
         is_main = isinstance(part, ast.FunctionDef) and part.name == "main"
         if not is_main and not (isinstance(part, ast.If) and "__main__" in ast.unparse(part.test)):
@@ -94,7 +94,7 @@ def _names(node: ast.AST, package: str) -> Iterator[str]:
 
 @cache
 def _tree(path: Path) -> ast.Module:
-    """A file's syntax tree without docstrings, those of attributes too."""
+    """A file's syntax tree without docstrings, including those of attributes."""
     tree = ast.parse(path.read_bytes())
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -123,7 +123,7 @@ def _other(path: Path) -> bytes:
 
 @cache
 def _beside(folder: Path) -> tuple[Path, ...]:
-    """C++ and tables in a package's folder and in folders of it that are no packages."""
+    """C++ files and tables in a package's folder and in its subfolders that are not packages."""
     inner = [part for part in folder.iterdir() if part.is_dir() and not (part / "__init__.py").exists()]
     files = [path for path in folder.iterdir() if path.suffix in (*_NATIVE, *_TABLES)]
     return tuple(files) + tuple(path for part in inner for path in _beside(part))

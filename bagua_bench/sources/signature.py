@@ -1,4 +1,4 @@
-"""Reads what a class's constructor accepts from its source, without importing it (and torch with it)."""
+"""Reads from a class's source what its constructor accepts, without importing it (and thereby torch)."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Arithmetic = Callable[[], AbstractContextManager[object]]
 def make_trainer(
     cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, arithmetic: Arithmetic = nullcontext
 ) -> Trainer:
-    """The engine with an algorithm, whose arithmetic runs in a context, or a peer system; collective."""
+    """A peer system, or the engine with an algorithm whose arithmetic runs in the context `arithmetic`; collective."""
     trainer = _make(cell.algo, cell.run, model, optimizer, comm, arithmetic)
     if cell.run.precision == "fp16":
         trainer.scale = LossScale(next(model.parameters()).device)

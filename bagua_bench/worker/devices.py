@@ -12,7 +12,7 @@ _OFF = ("NCCL_MNNVL_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_RAS_ENABLE")
 
 
 def choose(name: str) -> torch.device:
-    """The device of this rank, made current: GPUs are dealt to ranks in turn, so that fewer GPUs are shared.
+    """The device of this rank, made current: GPUs are dealt to ranks in turn, and shared if there are too few.
 
     ValueError if it is `cuda` and there is none.
     """
@@ -32,7 +32,7 @@ def share(device: torch.device) -> None:
     other through the network, as servers with one GPU each would.
     """
     own = torch.tensor(list(str(torch.cuda.get_device_properties(device).uuid).encode()), dtype=torch.uint8)
-    all_of_them = [torch.empty_like(own) for _ in range(dist.get_world_size())]  # an object's way would need NumPy
+    all_of_them = [torch.empty_like(own) for _ in range(dist.get_world_size())]  # all_gather_object would need NumPy
     dist.all_gather(all_of_them, own)
     os.environ.update(environment([bytes(gpu.tolist()).decode() for gpu in all_of_them], dist.get_rank()))
 

@@ -46,7 +46,7 @@ class Loop:
         self._half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
     def _step(self, batches: Iterator[Batch]) -> tuple[dict[str, float], float]:
-        """One step: seconds by phase (fetching data not among them) and the loss."""
+        """One step: seconds by phase (without fetching data) and the loss."""
         fetched = [tuple(part.to(self._device) for part in next(batches)) for _ in range(self._accumulate)]
         loss = self._train(fetched)
         spent = self._watch.stop()

@@ -9,7 +9,7 @@ import torch
 
 
 def trim() -> None:
-    """Return freed memory to the kernel (glibc; elsewhere nothing happens)."""
+    """Return freed memory to the kernel (only with glibc)."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Progress:
-    """Appends to a file, on rank 0 only; with no file it says nothing."""
+    """Appends to a file, on rank 0 only; without a file it does nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path if os.environ.get("RANK", "0") == "0" else None
@@ -23,7 +23,7 @@ class Progress:
     def stepper(self, samples: int, steps: Mapping[str, int]) -> Callable[[str, int, float, float], None]:
         """A function (phase, step, loss, seconds) that reports a step of `samples` samples.
 
-        steps: how many a phase has, where that is known beforehand.
+        steps: how many steps a phase has, if that is known beforehand.
         """
 
         def report(phase: str, step: int, loss: float, seconds: float) -> None:

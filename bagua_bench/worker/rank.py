@@ -1,8 +1,7 @@
 """One rank of a run: builds the task and the trainer from the resolved configuration, trains, measures, checks.
 
 Started by torchrun as `python -m bagua_bench.worker.rank FOLDER AGENT` (FOLDER holds config.json and receives
-progress.jsonl and result.json; the rank ends with the process AGENT), or called in-process
-where the job exists already.
+progress.jsonl and result.json; the rank ends with the process AGENT), or called in-process in an existing job.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from bagua_bench.worker.snapshot import Snapshot
 from tasks.base import Batch, Task
 
 _PATIENCE, _LEAST_SECONDS = 20, 30.0
-"""Enough averaging rounds should be applied in so many times the steps asked for, or in this time if that is longer."""
+"""Limits on waiting for enough averaging rounds: a multiple of the requested steps, or this time if it is longer."""
 
 
 def train(cell: Cell, progress: Progress) -> Result | None:
@@ -125,7 +124,7 @@ def _timed(
 ) -> RankResult:
     """Take the untimed and the timed steps; return this rank's measurements of the latter, and the losses of both.
 
-    The timed steps are whole periods; an algorithm that averages in rounds gets as many more as its rounds take.
+    The timed steps are whole periods; an algorithm that averages in rounds gets more until enough rounds are applied.
     """
     _, early_losses = loop.take(batches, run.untimed, "untimed")
     memory.reset_peak(device)
@@ -155,7 +154,7 @@ def _timed(
 
 
 def _goes_on(trainer: Trainer, rounds: int, patient: bool) -> bool:
-    """Whether some rank has applied fewer averaging rounds, and all are `patient`; collective."""
+    """Whether some rank has applied fewer than `rounds` averaging rounds, and all are `patient`; collective."""
     if trainer.rounds is None or dist.get_world_size() == 1:
         return False
     both = torch.tensor([trainer.rounds.applied, int(patient)])

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 
 class Snapshot:
-    """The model's state at construction, in a file without a name: it ends with `restore`, or with the process."""
+    """The model's state at construction, in an unnamed file that ends with `restore` or with the process."""
 
     def __init__(self, model: nn.Module) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - `restore` closes it
@@ -18,7 +18,7 @@ class Snapshot:
         self._file.flush()
 
     def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Overwrite the state in place and zero all optimizer state, as SGD and Adam begin."""
+        """Overwrite the state in place and zero all optimizer state, which is how SGD and Adam start."""
         start = torch.load(f"/proc/self/fd/{self._file.fileno()}", mmap=True, weights_only=True)
         for name, tensor in model.state_dict().items():
             tensor.copy_(start[name])

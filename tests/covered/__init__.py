@@ -1,1 +1,1 @@
-"""Which lines the tests run, of Python and of C++: `python -m tests.covered`."""
+"""Which lines of Python and C++ the tests run: `python -m tests.covered`."""

@@ -1,8 +1,8 @@
 """`python -m tests.covered [pytest's arguments]` (make coverage): which lines the tests run.
 
 A copy of the repository, in build/covered, is compiled with gcov's counts and tested there under coverage.py, processes
-and forks included. Printed are shares per package, and the lines not run of those whose lines must all be. Exit code
-that of the tests.
+and forks included. It prints the share of each package, and the lines not run of packages whose lines must all be run.
+The exit code is that of the tests.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.covered import gcov
 HOME = Path(__file__).resolve().parents[2]
 TREE = HOME / "build" / "covered"
 SHOWN = ("algorithms/", *(f"bagua_bench/{room}/" for room in ("engine", "worker", "comm", "results", "transport")))
-"""Of what the lines that were not run are printed."""
+"""Packages whose lines are printed if they were not run."""
 
 
 def copy() -> None:
-    """The files that git knows, or would."""
+    """Copy the files that git tracks, and those that it does not ignore."""
     shutil.rmtree(TREE, ignore_errors=True)
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=HOME, capture_output=True, text=True, check=True).stdout.split("\0")
@@ -46,7 +46,7 @@ def test(arguments: Iterable[str]) -> int:
 
 
 def python() -> Mapping[str, dict[int, bool]]:
-    """Of every source file of Python, its statements, and whether they were run."""
+    """The statements of every Python source file, and whether they were run."""
     files = json.loads((TREE / "coverage.json").read_text())["files"]
     return {
         name: {**dict.fromkeys(file["executed_lines"], True), **dict.fromkeys(file["missing_lines"], False)}

@@ -1,5 +1,5 @@
-// Compiled into every source file when coverage is measured: tests kill processes, or leave them by _exit, and gcov
-// writes its counts on exit only.
+// Compiled into every source file when coverage is measured: gcov writes its counts only on exit, but tests kill
+// processes or end them with _exit.
 #pragma once
 
 #include <csignal>

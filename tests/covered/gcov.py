@@ -1,4 +1,4 @@
-"""Counts of C++: building with them, having processes write them, reading them."""
+"""Line counts of C++: builds with them, makes processes write them, and reads them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def build(tree: Path) -> None:
 
 
 def dump() -> None:
-    """Have this process write its counts; for those that end without an exit."""
+    """Make this process write its counts; for processes that end without a normal exit."""
     if ASKED in os.environ:
         for library in set(_LIBRARIES.findall(Path("/proc/self/maps").read_text())):
             ctypes.CDLL(library).bagua_gcov_dump()
 
 
 def end_gently() -> None:
-    """Have the harness's processes, which are killed, write their counts before."""
+    """Make the harness's processes write their counts before they are killed."""
     from tools.transport.pair import Process
 
     kill = Process.end
@@ -48,7 +48,7 @@ def end_gently() -> None:
 
 
 def lines(tree: Path) -> Mapping[str, dict[int, bool]]:
-    """Of every source file, its lines, and whether they were run."""
+    """The lines of every source file, and whether they were run."""
     found: dict[str, dict[int, bool]] = defaultdict(dict)
     for counts in tree.rglob("*.gcda"):
         command = ["gcov", "--json-format", "--stdout", "--object-directory", str(counts.parent), str(counts)]

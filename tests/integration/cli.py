@@ -24,7 +24,7 @@ TINY = ["task=quadratic", "transport=gloo", "run.steps=3", "run.warmup=1"]
 
 
 def python(folder: Path, *arguments: str, env: Env = None, cold: bool = False) -> subprocess.CompletedProcess[str]:
-    """`python ARGUMENTS` in a folder: in a fork of a process that has imported everything, or from the start."""
+    """Run `python ARGUMENTS` in a folder: in a fork of a process that has imported everything or, if `cold`, anew."""
     if not cold:
         return warm.run(folder, *arguments, env=env)
     command = [sys.executable, *arguments]
@@ -33,12 +33,12 @@ def python(folder: Path, *arguments: str, env: Env = None, cold: bool = False) -
 
 
 def bench(folder: Path, *arguments: str, env: Env = None, cold: bool = False) -> subprocess.CompletedProcess[str]:
-    """`python -m bagua_bench ARGUMENTS` in a folder."""
+    """Run `python -m bagua_bench ARGUMENTS` in a folder."""
     return python(folder, *COMMAND[1:], *arguments, env=env, cold=cold)
 
 
 def start(folder: Path, *arguments: str, stderr: int | IO[bytes] = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    """The command in a session of its own. It hears SIGINT also where these tests run in the background."""
+    """Start the command in its own session. It receives SIGINT even if these tests run in the background."""
     return subprocess.Popen(
         [*COMMAND, *arguments],
         cwd=folder,
@@ -55,7 +55,7 @@ TRAINS = b": timed\n"
 
 @contextmanager
 def training(folder: Path, *arguments: str, cold: bool = False) -> Iterator[tuple[Started, list[psutil.Process]]]:
-    """The command, and its two workers, once they take timed steps; killed at the end."""
+    """The command and its two workers, once they take timed steps; killed at the end."""
     with tempfile.TemporaryFile() as said, Path(os.devnull).open("wb") as nothing:
         if cold:
             parent: Started = start(folder, *arguments, stderr=said)

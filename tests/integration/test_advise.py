@@ -79,7 +79,7 @@ TRAINING = ("algo.warmup_steps=1", "run.steps=5", "run.untimed=0")
 
 
 def test_qadam_is_rated_with_its_warm_up() -> None:
-    """One step as long as gradient all-reduce's, four of those after it, and nothing else."""
+    """Its mean step is over one as long as gradient all-reduce's and four after the warm-up, and no others."""
     rows = [list(variant) for variant in ranking.variants(resolved(*MODERN, "algo=qadam", "cluster.servers=4"))]
     assert rows and all(set(TRAINING) < set(variant) for variant in rows)
     common = [*MODERN, "cluster.servers=4", "algo.hierarchical=true", "run.bucket_size=10MiB"]

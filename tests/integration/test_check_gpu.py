@@ -45,7 +45,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     done = check(tmp_path)
     assert done.returncode == 2
     said = "check-gpu: no CUDA device, nothing checked; --rehearse tries the script on the CPU"
-    assert done.stderr.splitlines()[-1] == said  # behind what torch says where NumPy is missing
+    assert done.stderr.splitlines()[-1] == said  # after torch's warning that NumPy is missing
     assert not (tmp_path / "report.json").exists()
 
 
@@ -57,7 +57,7 @@ def test_the_transport_s_own_check_needs_no_more_than_torch(tmp_path: Path) -> N
 
 
 def test_rehearsal_runs_every_part_and_is_marked_as_one(tmp_path: Path) -> None:
-    done = check(tmp_path, "--rehearse", forks=True)  # of a process that has torch, and nothing of MISSING either
+    done = check(tmp_path, "--rehearse", forks=True)  # forks of a process that has torch and nothing in MISSING
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["rehearsal"]
@@ -76,12 +76,12 @@ def test_rehearsal_runs_every_part_and_is_marked_as_one(tmp_path: Path) -> None:
 def test_a_part_that_does_not_exist_is_named(tmp_path: Path) -> None:
     done = check(tmp_path, "--rehearse", "--parts", "codec")
     assert done.returncode == 2
-    said = "--parts codec: there are algorithms, servers, plugin, overhead, parity, codecs, profile"
+    said = "--parts codec: no such part; allowed: algorithms, servers, plugin, overhead, parity, codecs, profile"
     assert done.stderr.splitlines()[-1].endswith(said)
 
 
 def test_a_part_that_breaks_fails_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what its processes printed is in the report, which stands whatever happens later."""
+    """What its processes printed is also in the report, which remains whatever happens later."""
     gone = PartFailed("RuntimeError: lost", ["line 1\nRuntimeError: lost", ""])
     monkeypatch.setattr(Checks, "_results", lambda *_: (_ for _ in ()).throw(gone))
     report = tmp_path / "new folder" / "report.json"

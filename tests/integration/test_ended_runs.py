@@ -26,7 +26,7 @@ def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]
 
 @pytest.fixture
 def cold(tmp_path: Path) -> Iterator[Running]:
-    """The same, with interpreters that have imported nothing."""
+    """Like `running`, with interpreters that have imported nothing."""
     with training(tmp_path, *LONG, cold=True) as found:
         yield found
 

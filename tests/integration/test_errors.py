@@ -13,7 +13,7 @@ import pytest
 from bagua_bench.configuration.schema import ClusterKeys, ComputeKeys, NetworkKeys, RunKeys, TransportKeys
 from tests.integration.cli import bench
 
-ERRORS = [  # arguments, and what the line must contain: key, value, what is allowed
+ERRORS = [  # arguments, and what the line must contain: key, value and allowed values
     (["task=vgg61"], ["task=vgg61", "bert_large, quadratic, resnet50, transformer, vgg16", "did you mean vgg16?"]),
     (["algo=bytegrad2"], ["algo=bytegrad2", "bytegrad", "ddp"]),
     (["taks=vgg16"], ["taks=vgg16", "no such key", "did you mean task?"]),
@@ -32,8 +32,8 @@ ERRORS = [  # arguments, and what the line must contain: key, value, what is all
     (["algo._target_=algorithms.nothing.Nothing"], ["algorithms.nothing.Nothing", "no module"]),
     (["cluster.servers=50"], ["cluster.servers=50", "50 ranks x task.batch=32", "at most 44 ranks"]),
     (["task.data=/not/there"], ["task.data=/not/there", "digits, or a directory with train/CLASS"]),
-    (["transport=nccl"], ["transport=nccl", "no CUDA device is here", "use gloo"]),
-    (["transport=nccl_bagua_net"], ["transport=nccl_bagua_net", "no CUDA device is here", "use bagua_net"]),
+    (["transport=nccl"], ["transport=nccl", "there is no CUDA device", "use gloo"]),
+    (["transport=nccl_bagua_net"], ["transport=nccl_bagua_net", "there is no CUDA device", "use bagua_net"]),
     (["cluster=3x1"], ["cluster=3x1", "write cluster.servers=3 cluster.ranks_per_server=1"]),
     (["cluster=big"], ["cluster=big", "allowed: 2x2"]),
     (["task=quadratic", "mode=emulate"], ["mode=emulate", "task=quadratic", "allowed: measure"]),

@@ -11,7 +11,7 @@ from tools.kills import clear, kill_one, problems, resume
 
 @needs("auto")
 def test_whatever_is_killed_nothing_remains_and_the_campaign_resumes(tmp_path: Path) -> None:
-    clear()  # of what others left before
+    clear()  # removes what others left before
     before, rng = leftovers(), random.Random()
     for _ in range(2):
         what = kill_one(tmp_path, rng)

@@ -1,4 +1,4 @@
-"""Emulated networks: what they carry, and that nothing of them remains. Every test runs with each backend there is."""
+"""Emulated networks: what they carry, and that they leave nothing behind. Tests run with each available backend."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gone(condition: Callable[[], bool]) -> bool:
 @each_backend
 def test_every_pair_gets_the_rate_and_the_round_trip_of_its_links(backend: str) -> None:
     own = 0.0
-    if backend == "netem":  # a guest is slow by itself
+    if backend == "netem":  # a virtual machine adds latency of its own
         with star.up(shape(backend, "network.bandwidth=100mbit")) as network:
             own = min(probe.rtt(*network.hosts) for _ in range(10))
     asked = shape(backend, "cluster.servers=3", "network.bandwidth=100mbit", "network.latency=5ms",
@@ -62,9 +62,9 @@ def test_without_tun_devices_the_emulator_takes_packets_from_pairs(monkeypatch: 
 
 
 def best_of_probes(network: star.Network, own: float = 0.0) -> list[str]:
-    """Flags of the best of several surveys: a busy machine makes links slower, nothing makes them faster.
+    """Flags of the best of several surveys: a busy machine makes links slower, and nothing makes them faster.
 
-    `own`: seconds of a round trip that are the machine's, measured without latency.
+    `own`: the machine's own share of a round trip in seconds, measured without added latency.
     """
     best: dict[tuple[int, int], survey.Pair] = {}
     for _ in range(10):
@@ -109,7 +109,7 @@ def test_a_connection_carries_its_window_per_round_trip(backend: str) -> None:
 @needs("link")
 @pytest.mark.parametrize("host", ["quiet", "busy"])
 def test_single_connections_are_limited_in_turns(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if host == "busy":  # what a probe does then must not take another connection's turn
+    if host == "busy":  # what a probe then does must not take another connection's turn
         monkeypatch.setattr(probe, "_stolen_seconds", itertools.count().__next__)
     with star.up(shape("link", "network.bandwidth=100mbit", "network.flow_rates=[20mbit,5mbit]")) as network:
         rates = [probe.goodput(*network.hosts, 1e-3) for _ in range(4)]
@@ -192,7 +192,7 @@ def test_nothing_remains_after_the_end_an_error_or_an_interruption(backend: str)
 
 
 def clear(backend: str) -> None:
-    """The next start of whatever kind."""
+    """Clean up, as the next start of any network does."""
     with star.up(shape(backend, "network=1gbit")):
         pass
 
@@ -242,6 +242,6 @@ def state(namespace: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """What matters of a listing: IPv4 addresses and the arguments of qdiscs."""
+    """The relevant words of a listing: IPv4 addresses and the arguments of qdiscs."""
     lines = [line.split() for line in text.splitlines() if "inet6" not in line]
     return [" ".join(word for word in line if not word.endswith(":")) for line in lines]

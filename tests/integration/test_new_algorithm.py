@@ -1,4 +1,4 @@
-"""The two files with which the README adds an algorithm are all that it takes: everything else finds it."""
+"""The two files with which the README adds an algorithm suffice: everything else finds the algorithm."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_it_is_drawn_in_a_colour_of_its_own(copy: Path) -> None:
 
 
 def test_contract_tests_hold_it_to_what_it_declares(copy: Path) -> None:
-    """They pass; with a wrong period in its declaration one fails."""
+    """They pass; if it declares a wrong period, one fails."""
     option = copy / ADDED[1]
     arguments = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/contract/test_facts.py", "-k", "local_sgd"]
     done = python(copy, *arguments, cold=True)

@@ -1,4 +1,4 @@
-"""Every snippet of docs/own-model.md, with every algorithm, as it stands there, under one torchrun; and its table."""
+"""Every snippet of docs/own-model.md, unchanged, with every algorithm, under one torchrun; and the page's table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SNIPPETS = {
     )
 }
 SETUP = SNIPPETS.pop("setup")[0]
-ALGORITHMS = {  # what stands in the place of the first import
+ALGORITHMS = {  # what replaces the first import
     "GradientAllReduce": "from algorithms.gradient_allreduce import GradientAllReduce as Algorithm",
     "ByteGrad": "from algorithms.bytegrad import ByteGrad as Algorithm",
     "QAdam":
@@ -70,7 +70,7 @@ with open(f"{folder}/{rank}.json", "w") as stream:
 
 
 def runs() -> dict[str, str]:
-    """Code of every snippet with every algorithm."""
+    """The code of every snippet with every algorithm."""
     chosen = {}
     for name, (code, without) in SNIPPETS.items():
         for algorithm, line in ALGORITHMS.items():
@@ -85,7 +85,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     (folder / "driver.py").write_text(DRIVER)
     (folder / "runs.json").write_text(json.dumps(runs()))
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = python(folder, *command, "driver.py", "runs.json", ".", env={"TMPDIR": str(folder)})  # one makes a folder
+    done = python(folder, *command, "driver.py", "runs.json", ".", env={"TMPDIR": str(folder)})  # a snippet makes one
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

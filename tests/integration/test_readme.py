@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there."""
+"""What the README shows works unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAIRS = ("algorithms.bytegrad import ByteGrad", "algorithms.decentralized import
     ids=["as is", "clipped", "pairs"],
 )
 def test_engine_on_an_own_model(change: tuple[str, str], equal: bool, error: float, tmp_path: Path) -> None:
-    """As it stands, with the habit of clipping, and with the ranks of one server as pairs."""
+    """Unchanged, with gradient clipping, and with the ranks of one server as pairs."""
     script = tmp_path / "own_model.py"
     check = 'torch.save(model.weight.detach(), f"weight{dist.get_rank()}.pt")\n'
     code = FILES["own_model.py"]

@@ -24,7 +24,7 @@ def test_every_algorithm_from_any_directory(tmp_path: Path, algo: str) -> None:
     assert (record["status"], record["source"], record["ranks"]) == ("done", "measured", 2)
     result = record["result"]
     assert len(result["step_seconds"]) == len(result["losses"])
-    if declared(algo).rounds:  # as many steps as it takes for the averages to say something
+    if declared(algo).rounds:  # enough steps for the averages to be meaningful
         assert result["averaging"]["rounds"] >= declared(algo).rounds and len(result["losses"]) >= 3
         assert "rounds, one every" in done.stdout and "steps old" in done.stdout
     else:

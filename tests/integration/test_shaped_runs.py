@@ -18,7 +18,7 @@ def test_a_run_records_what_was_asked_and_what_was_measured(tmp_path: Path) -> N
     before = cleared()
     done = bench(tmp_path, *VGG, "algo=ddp", "network.bandwidth=100mbit", "network.latency=5ms")
     assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.replace("│", " ").split())  # lines of the table may be broken
+    said = " ".join(done.stdout.replace("│", " ").split())  # lines of the table may be wrapped
     assert "asked: 100 Mbit/s, 5 ms one way measured: " in said and "Mbit/s, round trip 1" in said
     assert leftovers() == before
     [record] = recorded(tmp_path)

@@ -60,7 +60,7 @@ def test_a_campaign_prints_a_line_per_run(tmp_path: Path) -> None:
 
 
 def test_a_new_algorithm_is_simulated_as_it_is(tmp_path: Path) -> None:
-    """One file and its configuration, outside the repository; nothing else knows of it."""
+    """One file and its configuration, outside the repository; nothing else knows about it."""
     (tmp_path / "conf" / "algo").mkdir(parents=True)
     (tmp_path / "conf" / "algo" / "toy.yaml").write_text(
         "_target_: toy.Toy\ntimes: 1\nabout: {title: Toy, same_update: false}\n"

@@ -246,7 +246,7 @@ def test_records_that_cannot_be_simulated_are_left_out_and_counted(
     source = calibration.open_source("mine", own.parent, [own])
     assert len(source.known) == 9 + 1, "what was computed in half precision takes the time that was measured"
     assert source.left_out == (
-        "left out 5 of 15 records: 1 (mode=simulate: task=quadratic has no layers to take time), "
+        "left out 5 of 15 records: 1 (mode=simulate: task=quadratic has no layers whose time could be modelled), "
         "1 (algo._target_=algorithms.gone.Gone: there is no module 'algorithms.gone'), 2 failed, 1 simulated"
     )
     own.write_text("\n".join(line for line in own.read_text().splitlines() if '"failed"' in line))

@@ -1,4 +1,4 @@
-"""Starts commands and functions in forks of a process that has imported everything; starts that, once."""
+"""Starts commands and functions in forks of a process that has imported everything, and starts that process once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROOM = "." * 1500  # for the command lines of forks
 
 
 def address() -> str:
-    """Where the process listens that forks; it is started where none is, and ends with the process that started it."""
+    """Where the forking process listens. It is started if there is none, and ends with the process that started it."""
     if _SOCKET not in os.environ:
         folder = tempfile.mkdtemp(prefix="warm-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -49,7 +49,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 class Running:
-    """A process that was forked; as much of `Popen` as tests use."""
+    """A forked process, with as much of `Popen`'s interface as tests use."""
 
     def __init__(self, start: Command | Call, descriptors: Sequence[int]) -> None:
         path = address()
@@ -75,7 +75,7 @@ class Running:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code; minus a signal's number where one has ended it."""
+        """The exit code, or minus the number of the signal that ended the process."""
         if self.returncode is None:
             if not select.select([self._line], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
@@ -97,7 +97,7 @@ class Running:
 def start(
     folder: Path, *arguments: str, out: IO[bytes], err: IO[bytes], env: Mapping[str, str] | None = None
 ) -> Running:
-    """`python ARGUMENTS` in a folder."""
+    """Start `python ARGUMENTS` in a folder."""
     with Path(os.devnull).open() as nothing:
         command = Command(arguments, str(folder), {**os.environ, **(env or {})})
         return Running(command, [nothing.fileno(), out.fileno(), err.fileno()])
@@ -106,7 +106,7 @@ def start(
 def run(
     folder: Path, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 200.0
 ) -> subprocess.CompletedProcess[str]:
-    """`python ARGUMENTS` in a folder, to its end."""
+    """Run `python ARGUMENTS` in a folder to its end."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         running = start(folder, *arguments, out=out, err=err, env=env)
         try:
@@ -126,9 +126,9 @@ def call(
     descriptors: Sequence[int],
     modules: Sequence[str] = (),
 ) -> Running:
-    """A function of a module in a process of its own, with copies of descriptors. It prints where this process does.
+    """Call a module's function in a separate process, with copies of descriptors. It prints where this process does.
 
-    MODULES are those that it will need.
+    `modules` are those that it will need.
     """
     with Path(os.devnull).open() as nothing:
         wanted = Call(function.__module__, function.__name__, arguments, tuple(modules))

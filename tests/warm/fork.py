@@ -31,11 +31,11 @@ import torch
 from tests.covered import gcov
 
 _HOME = Path(__file__).resolve().parents[2]
-_FREE, _LAST = 1000, 2**20  # file descriptors that nobody has yet; more than there can be
+_FREE, _LAST = 1000, 2**20  # above all file descriptors in use; above all that there can be
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
 _MS_REC, _MS_SLAVE, _MNT_DETACH = 0x4000, 0x80000, 2
-_OPTIONS = ("-u",)  # of the interpreter, that are understood
+_OPTIONS = ("-u",)  # options of the interpreter that are supported
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Command:
 
 @dataclass
 class Call:
-    """A function of a module, in a process of its own; its descriptors are standard streams, and others to be given."""
+    """A module's function in a separate process; its descriptors are the standard streams and those given to it."""
 
     module: str
     name: str
@@ -92,7 +92,7 @@ def is_python(arguments: Sequence[str]) -> bool:
 
 
 def prepare() -> None:
-    """Have this process and its forks fork where they would start Python."""
+    """Make this process and its forks fork where they would start Python."""
     subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
 
 
@@ -102,7 +102,7 @@ _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 
 def _execute_child(self: Any, *args: Any, **kwargs: Any) -> None:
-    """What Popen does between making its pipes and having a child."""
+    """Replaces what Popen does between making its pipes and having a child."""
     given = _SIGNATURE.bind(self, *args, **kwargs).arguments
     arguments = [os.fspath(text) for text in given["args"]] if not isinstance(given["args"], str) else [given["args"]]
     namespace, arguments = _split(arguments)
@@ -126,7 +126,7 @@ def _execute_child(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
-    """The network namespace that a command is to run in, and the command."""
+    """The network namespace in which a command should run, and the command."""
     return (arguments[3], arguments[4:]) if arguments[:3] == ["ip", "netns", "exec"] else (None, arguments)
 
 
@@ -146,7 +146,7 @@ def _checked(result: int) -> None:
 
 
 def _hold(descriptors: Sequence[int]) -> None:
-    """Have these descriptors, numbered from 0, and no others."""
+    """Keep these descriptors, numbered from 0, and no others."""
     copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FREE) for descriptor in descriptors]
     for number, copy in enumerate(copies):
         os.dup2(copy, number)
@@ -154,8 +154,8 @@ def _hold(descriptors: Sequence[int]) -> None:
 
 
 def _renew() -> None:
-    """What a new process has for itself."""
-    gc.freeze()  # no file object of the parent may be collected here: its descriptor is another's
+    """Reset what a new process would have to itself."""
+    gc.freeze()  # collecting a file object of the parent would close a descriptor that is now another's
     atexit._clear()
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -166,7 +166,7 @@ def _renew() -> None:
 
 
 def run(command: Command) -> NoReturn:
-    """Be a new interpreter that was started with a command line."""
+    """Act as a new interpreter that was started with a command line."""
     code = 1
     try:
         _renew()
@@ -201,7 +201,7 @@ def _execute(arguments: Sequence[str]) -> None:
     if arguments[0] == "-m":
         found = find_spec(name)
         is_package = found is not None and found.submodule_search_locations is not None
-        sys.modules.pop(f"{name}.__main__" if is_package else name, None)  # it is run anew, without a warning
+        sys.modules.pop(f"{name}.__main__" if is_package else name, None)  # it runs again, without a warning
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(arguments[0], run_name="__main__")
@@ -222,7 +222,7 @@ def _exit_code(body: Callable[[], None]) -> int:
 
 
 def _open_streams(unbuffered: bool) -> None:
-    """Python's objects for the standard streams; loggers that wrote to the old ones write to these."""
+    """Make new objects for the standard streams; loggers that wrote to the old ones write to these."""
     old = (sys.stdout, sys.stderr)
     out, err = (open(number, "wb", closefd=False) for number in (1, 2))  # noqa: SIM115
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
@@ -237,7 +237,7 @@ def _open_streams(unbuffered: bool) -> None:
 
 
 def _title(arguments: Sequence[str]) -> None:
-    """Show a command line in `ps`, in the place of that of the process that was forked, which is longer."""
+    """Show a command line in `ps`, in place of the longer one of the process that was forked."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[46])
     text = b"\0".join(os.fsencode(argument) for argument in arguments)[: end - begin - 1]
@@ -245,7 +245,7 @@ def _title(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    import torch._dynamo  # by the first optimizer
+    import torch._dynamo  # the first optimizer would import it
 
     prepare()
     run(Command(sys.argv[1:], str(Path.cwd()), dict(os.environ)))

@@ -1,7 +1,8 @@
 """`python -m tests.warm.server SOCKET PARENT ...`: forks on request, until the process PARENT ends.
 
-A request is a pickled `tests.warm.fork.Start` with file descriptors; the answers are the id of the new process, and how
-it ended. Who hangs up before that has it killed. The dots are room for the command lines of the forks.
+A request is a pickled `Command` or `Call` of `tests.warm.fork` with file descriptors; the answers are the id of the new
+process, and how it ended. If a client hangs up before that, its process is killed. The dots make room for the command
+lines of the forks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PRELOADED = (
     "torch.distributed.run",
     "torch.distributed.elastic.multiprocessing.errors",
     "torch.nn.parallel",
-    "torch._dynamo",  # by the first optimizer
+    "torch._dynamo",  # the first optimizer would import it
     "torch.optim",
     "tasks.bert_large",
     "tasks.quadratic",
@@ -116,7 +117,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[2]))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(sys.argv[1])
-    listener.listen(1000)  # those that come before all is imported wait
+    listener.listen(1000)  # requests wait until everything is imported
     for name in PRELOADED:
         import_module(name)
     fork.prepare()
