@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -25,7 +27,6 @@ class Codec(ABC):
     """Called instead of coding where coding is emulated, with the bytes of memory traffic that coding causes."""
     native: bool = True
     """Whether to use compiled kernels; off: plain torch."""
-    _buffer: Tensor | None = None
 
     @abstractmethod
     def wire_bytes(self, elements: int, dtype: torch.dtype) -> int:
@@ -64,15 +65,21 @@ class Codec(ABC):
         return x.new_empty((len(x), self.wire_bytes(x.shape[1], x.dtype)), dtype=torch.uint8)
 
     def buffer(self, x: Tensor) -> Tensor:
-        """Room for the encoded x; the next call may return the same memory.
+        """Room for the encoded x; the next call on the same thread, and stream of a GPU, may return the same memory.
 
         Kept between steps: large messages that come and go would fragment the heap.
         """
         shape = (len(x), self.wire_bytes(x.shape[1], x.dtype))
         needed = math.prod(shape)
-        if self._buffer is None or self._buffer.numel() < needed or self._buffer.device != x.device:
-            self._buffer = torch.empty(needed, dtype=torch.uint8, device=x.device)
-        return self._buffer[:needed].view(shape)
+        stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+        place = (x.device, threading.get_ident(), stream)
+        if place not in self._buffers or self._buffers[place].numel() < needed:
+            self._buffers[place] = torch.empty(needed, dtype=torch.uint8, device=x.device)
+        return self._buffers[place][:needed].view(shape)
+
+    @cached_property
+    def _buffers(self) -> dict[tuple[torch.device, int, int], Tensor]:
+        return {}
 
     def _stands_in(self, traffic: float, x: Tensor) -> bool:
         """Whether coding x is only emulated; charges `traffic` to the stand-in."""

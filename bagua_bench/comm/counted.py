@@ -24,6 +24,7 @@ class CountedComm(ABC):
         self.intra, self.inter = intra, inter
         self._sent = 0.0
         self._groups: dict[tuple[int, ...], CountedComm] = {}
+        self._twins: list[CountedComm] = []
 
     @property
     def sent(self) -> dict[str, float]:
@@ -35,7 +36,7 @@ class CountedComm(ABC):
         }
 
     def _total(self) -> float:
-        return self._sent + sum(group._total() for group in self._groups.values())
+        return self._sent + sum(other._total() for other in (*self._groups.values(), *self._twins))
 
     def all_reduce(self, x: Tensor, op: Op = Op.SUM) -> None:
         if self.size > 1:
@@ -100,6 +101,18 @@ class CountedComm(ABC):
             self._groups[members] = self._subgroup(members)
         return self._groups[members]
 
+    def channels(self, number: int) -> list[CountedComm]:
+        """This communicator and others among the same ranks, which work beside it; collective.
+
+        The bytes that they send count as this one's.
+        """
+        while len(self._twins) < number - 1:
+            intra, inter = (own.channels(len(self._twins) + 2)[-1] if own else None for own in (self.intra, self.inter))
+            twin = self._twin(len(self._twins))
+            twin.intra, twin.inter = intra, inter
+            self._twins.append(twin)
+        return [self, *self._twins[: number - 1]]
+
     def close(self) -> None:
         """Release the communicator's resources; no other rank needs them any more."""
 
@@ -135,3 +148,7 @@ class CountedComm(ABC):
 
     @abstractmethod
     def _subgroup(self, ranks: tuple[int, ...]) -> CountedComm: ...
+
+    @abstractmethod
+    def _twin(self, number: int) -> CountedComm:
+        """Another communicator among the same ranks, without `intra` and `inter`."""

@@ -29,6 +29,7 @@ class _Board:
         self._arrived = self._meetings = 0
         self._aborted = False
         self.groups: dict[tuple[int, ...], _Board] = {}
+        """By the ranks in it; a twin of this board by its number behind those of all ranks."""
         self._making = threading.Lock()
 
     def meet(self) -> None:
@@ -50,6 +51,12 @@ class _Board:
         """The board of some of the ranks, the same for all of them."""
         with self._making:
             return self.groups.setdefault(ranks, _Board(len(ranks), self.timeout))
+
+    def twin(self, number: int) -> _Board:
+        """Another board for all ranks, the same for all of them."""
+        with self._making:
+            size = len(self.slots)
+            return self.groups.setdefault((*range(size), size + number), _Board(size, self.timeout))
 
     def abort(self) -> None:
         """Make pending and later meetings fail, those of groups as well."""
@@ -135,3 +142,6 @@ class ThreadComm(CountedComm):
 
     def _subgroup(self, ranks: tuple[int, ...]) -> ThreadComm:
         return ThreadComm(self._board.group(ranks), ranks.index(self.rank))
+
+    def _twin(self, number: int) -> ThreadComm:
+        return ThreadComm(self._board.twin(number), self.rank)

@@ -83,11 +83,15 @@ class TorchComm(CountedComm):
         """The transport's counts per stream to each rank so far; None if it does not count."""
         if not hasattr(self.group, "report"):
             return None
-        return {str(peer): self.group.report(peer) for peer in range(self.size) if peer != self.rank}
+        found = {str(peer): self.group.report(peer) for peer in range(self.size) if peer != self.rank}
+        for twin in self._twins:
+            for peer, streams in (twin.streams() or {}).items() if isinstance(twin, TorchComm) else ():
+                found[peer] = [*found[peer], *streams]
+        return found
 
     def close(self) -> None:
-        for comm in (*self._groups.values(), self.intra, self.inter):
-            if comm is not None:
+        for comm in (*self._groups.values(), *self._twins, self.intra, self.inter):
+            if comm is not None and hasattr(comm, "group"):
                 comm.close()
         dist.destroy_process_group(self.group)
         del self.group  # its threads and sockets end with the last reference
@@ -143,6 +147,9 @@ class TorchComm(CountedComm):
             use_local_synchronization=True,
         )
         return TorchComm(made, self._timeout)
+
+    def _twin(self, number: int) -> TorchComm:
+        return self._subgroup(tuple(range(self.size)))
 
     def _others(self) -> list[int]:
         """All other ranks, the next one first, so that no rank comes first for all."""

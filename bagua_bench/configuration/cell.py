@@ -13,6 +13,8 @@ from bagua_bench.configuration import plain
 
 _NOT_IDENTITY = {"run": ("results",), "algo": ("about",), "task": ("about",)}
 """Keys of groups that are not part of the identity: where results go, and what is declared about a component."""
+_CAME_LATER = {"run": {"channels": 1}}
+"""Keys that older versions did not have, with the value that stands for their behaviour."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class RunPart:
     precision: Literal["fp32", "bf16", "fp16"]
     overlap: bool
     bucket_size: int
+    channels: int
     find_unused_parameters: bool
     accumulate: int
     timeout: float
@@ -213,8 +216,13 @@ class Cell:
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """Hash of a cell's JSON, without where results go and what is declared."""
+    """Hash of a cell's JSON, without where results go and what is declared.
+
+    A key that came later does not change it while it has the value of before, so a cell keeps its id.
+    """
     known = {key: _without(value, _NOT_IDENTITY.get(key, ())) for key, value in config.items()}
+    for group, keys in _CAME_LATER.items():
+        known[group] = {key: value for key, value in known[group].items() if (key, value) not in keys.items()}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -75,6 +75,7 @@ class RunKeys:
     precision: Precision = Precision.fp32
     overlap: bool = True
     bucket_size: str = "10MiB"
+    channels: int = 1  # buckets under way at a time
     find_unused_parameters: bool = False
     accumulate: int = 1
     timeout: str = "60s"

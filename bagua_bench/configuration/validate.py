@@ -65,6 +65,7 @@ def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
     yield "run.warmup", run.warmup, 0
     yield "run.accumulate", run.accumulate, 1
     yield "run.bucket_size", run.bucket_size, 0
+    yield "run.channels", run.channels, 1
     yield "cluster.servers", cluster.servers, 1
     yield "cluster.ranks_per_server", cluster.ranks_per_server, 1
     yield "task.batch", cell.task.options.get("batch", 1), 1
@@ -163,6 +164,7 @@ def _peers(cell: Cell) -> Iterator[str]:
     for key, value, default in (
         ("overlap", run.overlap, True),
         ("bucket_size", run.bucket_size, 10 * 2**20),
+        ("channels", run.channels, 1),
         ("find_unused_parameters", run.find_unused_parameters, False),
     ):
         if value != default:

@@ -23,7 +23,7 @@ from bagua_bench.engine.asynchronous import AveragingLoop
 from bagua_bench.engine.buckets import make_buckets
 from bagua_bench.engine.buffers import Buffers
 from bagua_bench.engine.gradients import Gradients
-from bagua_bench.engine.lanes import Lane
+from bagua_bench.engine.lanes import Channels, Lane, open_channels
 from bagua_bench.engine.layout import is_dense, refuse_unfit
 from bagua_bench.engine.rounds import Rounds
 from bagua_bench.engine.schedule import Schedule
@@ -46,13 +46,14 @@ class Engine(Stepper):
     optimizer: of the model's parameters; or several, whose steps are taken one after another.
     comm: the ranks that take part; None: all ranks of torch.distributed's default group.
     bucket_size: bytes at which a bucket closes; 0 makes one bucket per tensor.
+    channels: how many buckets are under way at a time, each over a communicator of its own.
     overlap: run communication beside the backward (or forward) pass; off: after it.
     find_unused_parameters: let parameters go without a gradient in a step; off: an error names them.
     broadcast_buffers: keep buffers alike: rank 0's, or, where replicas differ, the mean of floating-point ones.
     max_grad_norm: clip gradients to this norm before they are used: the averaged ones, or this rank's own where the
     algorithm uses these; `grad_norm` is the norm before clipping.
-    lane, averaging: make the objects that run communication beside computation, in steps (None: a thread, or a stream
-    on a GPU) and in averaging rounds. arithmetic: the context of the algorithm's methods, on whichever thread.
+    lane, averaging: make the objects that run communication beside computation, for every channel (None: a thread, or
+    a stream on a GPU) and in averaging rounds. arithmetic: the context of the algorithm's methods, on any thread.
 
     ValueError, one line, for a model, an optimizer or a number of ranks that does not fit, and where ranks differ.
     """
@@ -65,11 +66,12 @@ class Engine(Stepper):
         comm: CountedComm | None = None,
         *,
         bucket_size: int = 10 * MIB,
+        channels: int = 1,
         overlap: bool = True,
         find_unused_parameters: bool = False,
         broadcast_buffers: bool = True,
         max_grad_norm: float | None = None,
-        lane: Callable[[], Lane] | None = None,
+        lane: Callable[[int], Lane] | None = None,
         averaging: Callable[..., Any] = AveragingLoop,
         arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
@@ -78,14 +80,13 @@ class Engine(Stepper):
         if not isinstance(algorithm, Algorithm):
             raise ValueError(f"algorithm={algorithm}: expected an algorithm, such as GradientAllReduce()")
         self.module = self.model = model
-        self.algorithm = algorithm
+        self.algorithm, self.consensus = algorithm, algorithm.consensus
         self.comm = TorchComm.default() if comm is None else comm
-        self.consensus = algorithm.consensus
         self._owns_comm = comm is None
         self._bucket_size = 2**63 if algorithm.one_bucket else bucket_size
-        self._overlap, self._broadcasts = overlap, broadcast_buffers
+        self._overlap, self._broadcasts, self._number = overlap, broadcast_buffers, channels
         self._make_lane, self._arithmetic = lane, arithmetic
-        self._lane: Lane | None = None
+        self._channels: Channels | None = None
         self._forward_hook: RemovableHandle | None = None
         self._guards: list[RemovableHandle] = []
         self.optimizer = algorithm.optimizer(optimizers[0] if len(optimizers) == 1 else Several(optimizers))
@@ -210,8 +211,8 @@ class Engine(Stepper):
         self._detach()
         for guard in self._guards:
             guard.remove()
-        if self._lane is not None:
-            self._lane.close()
+        if self._channels is not None:
+            self._channels.close()
         if self._averaging is not None:
             self._averaging.abandon() if failed else self._averaging.stop()
         self.algorithm.stop(self.optimizer)
@@ -239,12 +240,12 @@ class Engine(Stepper):
             self._broadcast_everything()
         self._watch = Watch(model, self.buckets)
         self._gradients = Gradients(self.buckets, self._names, self.algorithm.gradients)
-        if self._lane is None:
-            self._lane = lane_for(device) if self._make_lane is None else self._make_lane()
+        if self._channels is None:
+            self._channels = open_channels(self.comm, self._number, self._make_lane or partial(lane_for, device))
         self._schedule = Schedule(
             self.algorithm,
             self.comm,
-            self._lane,
+            self._channels,
             self.buckets,
             Buffers(model, average=self.consensus > 0) if self._broadcasts else None,
             overlap=self._overlap,
@@ -259,6 +260,7 @@ class Engine(Stepper):
         """Options that all ranks must have in common."""
         return [
             f"bucket_size={self._bucket_size}",
+            f"channels={self._number}",
             f"find_unused_parameters={self._find_unused}",
             f"broadcast_buffers={self._broadcasts}",
             f"max_grad_norm={self._max_norm}",

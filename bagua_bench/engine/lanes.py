@@ -1,11 +1,14 @@
-"""Lanes run communication beside computation, first in, first out: one per model."""
+"""Lanes run communication beside computation, first in, first out; a model has one per channel."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
+
+from bagua_bench.comm import CountedComm
 
 _PATIENCE = 1.0  # seconds
 
@@ -70,3 +73,47 @@ class ThreadLane:
             with self._idle:
                 self._done += 1
                 self._idle.notify_all()
+
+
+class Channels:
+    """Lanes side by side, each with a communicator of its own: the latency of one hides behind bytes of another.
+
+    Work with the same key goes through the same channel. All ranks submit the same work in the same order, and so
+    every channel sees the same order on all of them.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], comms: Sequence[CountedComm]) -> None:
+        self._lanes, self._comms = lanes, comms
+
+    def submit(self, key: int, work: Callable[[CountedComm], None]) -> None:
+        """Queue work for the channel of `key`; returns at once."""
+        channel = key % len(self._lanes)
+        self._lanes[channel].submit(partial(work, self._comms[channel]))
+
+    def mark(self) -> list[Any]:
+        """Return a mark behind all the work submitted so far."""
+        return [lane.mark() for lane in self._lanes]
+
+    def wait(self, marks: Sequence[Any] | None = None) -> None:
+        """Return when the work before `marks` (None: all) is done; raise the error of the first piece that failed."""
+        for lane, mark in zip(self._lanes, marks or [None] * len(self._lanes), strict=True):
+            lane.wait(mark)
+
+    def run(self, work: Callable[[CountedComm], None]) -> None:
+        """Do something collective behind all the work submitted so far, and wait for it."""
+        for lane in self._lanes[1:]:
+            lane.wait()
+        self.submit(0, work)
+        self._lanes[0].wait()
+
+    def close(self) -> None:
+        """End all lanes; work still queued is dropped."""
+        for lane in self._lanes:
+            lane.close()
+
+
+def open_channels(comm: CountedComm, number: int, make: Callable[[int], Lane]) -> Channels:
+    """So many channels; collective. `make` makes the lane of a channel. ValueError if there would be none."""
+    if number < 1:
+        raise ValueError(f"channels={number}: must be at least 1")
+    return Channels([make(channel) for channel in range(number)], comm.channels(number))

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from algorithms.base import Algorithm, Bucket, Moment, Piece, Turn, When
 from bagua_bench.comm import CountedComm
 from bagua_bench.engine.buffers import Buffers
-from bagua_bench.engine.lanes import Lane
+from bagua_bench.engine.lanes import Channels
 from bagua_bench.engine.order import InOrder
 from bagua_bench.engine.rounds import Rounds
 
@@ -29,7 +29,7 @@ class _Flight:
     step: int
     carries_buffers: bool
     mark: Any = None
-    """The lane's mark behind all of its work; None: the work is done."""
+    """The channels' mark behind all of its work; None: the work is done."""
 
 
 class Schedule:
@@ -48,7 +48,7 @@ class Schedule:
         self,
         algorithm: Algorithm,
         comm: CountedComm,
-        lane: Lane,
+        channels: Channels,
         buckets: Sequence[Bucket],
         buffers: Buffers | None,
         *,
@@ -57,7 +57,7 @@ class Schedule:
         unscale: Callable[[Sequence[Tensor]], None],
         arithmetic: Callable[[], AbstractContextManager[object]],
     ) -> None:
-        self._algorithm, self._comm, self._lane = algorithm, comm, lane
+        self._algorithm, self._comm, self._channels = algorithm, comm, channels
         self._buckets, self._buffers = buckets, buffers
         self._overlap, self._clips, self._unscale = overlap, clips, unscale
         self._arithmetic = arithmetic
@@ -84,7 +84,7 @@ class Schedule:
 
     @property
     def pending(self) -> list[tuple[int, int]]:
-        """Step and number of every turn in flight; its communication is done once the lane was `drain`ed."""
+        """Step and number of every turn in flight; its communication is done once the channels were `drain`ed."""
         return [(flight.step, flight.number) for flight in self._flights]
 
     def resume(self, pending: Sequence[tuple[int, int]]) -> None:
@@ -118,7 +118,7 @@ class Schedule:
             work()
         self._held = []
         for flight in [f for f in self._launched.values() if f.turn.when is when]:
-            flight.mark = self._lane.mark()
+            flight.mark = self._channels.mark()
             if not self._overlap:
                 self._wait(flight)
             self._flights.append(flight)
@@ -130,8 +130,7 @@ class Schedule:
 
     def run(self, work: Callable[[], None]) -> None:
         """Do something collective behind the work launched so far, and wait for it."""
-        self._lane.submit(work)
-        self._lane.wait()
+        self._channels.run(lambda comm: work())
 
     def look(self) -> None:
         """Look the buffers up again: the model may have other ones."""
@@ -141,7 +140,7 @@ class Schedule:
     def drain(self) -> None:
         """Wait for all work launched; turns that have yet to land stay in flight, and of this step nothing does."""
         if self._launched or self._flights:
-            self._lane.wait()
+            self._channels.wait()
         for flight in self._flights:
             flight.mark = None
 
@@ -163,7 +162,7 @@ class Schedule:
     def exchange(self) -> None:
         """The communication of a round."""
         for bucket in self._buckets:
-            self._communicate(self._algorithm.communicate, bucket, self.step)
+            self._communicate(self._algorithm.communicate, bucket, self.step, self._comm)
         if self._buffers:
             self._buffers.communicate(self._comm)
 
@@ -190,7 +189,7 @@ class Schedule:
                 self._launched[number] = _Flight(turn, number, self.step, with_buffers)
                 if with_buffers and self._buffers:
                     self._buffers.take()
-                    self._submit(partial(self._lane.submit, partial(self._buffers.communicate, self._comm)))
+                    self._submit(partial(self._channels.submit, 0, self._buffers.communicate))
                 under_way = True
 
     def _refuse_second(self, turn: Turn) -> None:
@@ -209,7 +208,7 @@ class Schedule:
     def _launch(self, index: int, when: When) -> None:
         for flight in self._launched.values():
             if flight.turn.when is when and _includes(flight.turn, index):
-                self._submit(partial(self._send, flight.turn, self._buckets[index], self.step))
+                self._submit(partial(self._send, flight.turn, index, self.step))
 
     def _submit(self, work: Callable[[], None]) -> None:
         if self._waits:
@@ -217,21 +216,23 @@ class Schedule:
         else:
             work()
 
-    def _send(self, turn: Turn, bucket: Bucket, step: int) -> None:
+    def _send(self, turn: Turn, index: int, step: int) -> None:
+        """A bucket always goes through the same channel, where its turns cannot overtake each other."""
         prepare, communicate, _ = self._pieces(turn)
+        bucket = self._buckets[index]
         if turn.when is When.BACKWARD:
             self._unscale([bucket.grad])
         with self._arithmetic():
             prepare(bucket, step)
-        self._lane.submit(partial(self._communicate, communicate, bucket, step))
+        self._channels.submit(index, partial(self._communicate, communicate, bucket, step))
 
-    def _communicate(self, communicate: Piece, bucket: Bucket, step: int) -> None:
+    def _communicate(self, communicate: Piece, bucket: Bucket, step: int, comm: CountedComm) -> None:
         with self._arithmetic():
-            communicate(bucket, self._comm, step)
+            communicate(bucket, comm, step)
 
     def _wait(self, flight: _Flight) -> None:
         if flight.mark is not None:
-            self._lane.wait(flight.mark)
+            self._channels.wait(flight.mark)
             flight.mark = None
 
     def _finish(self, flight: _Flight) -> None:

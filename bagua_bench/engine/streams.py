@@ -14,8 +14,8 @@ import torch
 from bagua_bench.engine.lanes import Lane, ThreadLane
 
 
-def lane_for(device: torch.device) -> Lane:
-    """The lane for communication beside computation on `device`."""
+def lane_for(device: torch.device, channel: int = 0) -> Lane:
+    """The lane of a channel, for communication beside computation on `device`."""
     return StreamLane(device) if device.type == "cuda" else ThreadLane()
 
 

@@ -44,9 +44,10 @@ Operation = Traffic | Collective
 
 @dataclass(frozen=True)
 class Submit:
-    """Hand work to the communication lane, which does it in order."""
+    """Hand work to the lane of a channel, which does it in order."""
 
     ops: tuple[Operation, ...]
+    channel: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait until the lane has done all but the last `behind` pieces of work."""
+    """Wait until the lane of a channel has done all but the last `behind` pieces of work."""
 
     behind: int = 0
+    channel: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Program:
     counts: tuple[int, ...]
     round: Round | None = None
     fusion: Fusion | None = None
+    channels: int = 1
+    """How many lanes the engine has; those of peers belong to the transport."""
     asynchronous: bool = False
     """Collectives are handed to the transport as they become ready, and it may run several at a time."""
     sent_per_round: tuple[dict[str, float], ...] = field(default=())

@@ -14,6 +14,7 @@ HISTORY = {
     "`config.algo.preset` is gone: what `released` stood for is written out in the algorithm's own "
     "options; `config.run.precision` is never missing; `code` hashes what a number depends on instead of all sources; "
     "`wrong` where an algorithm that averages in rounds applied none in the timed steps",
+    3: "`config.run.channels`: how many buckets are under way at a time; 1 in older versions",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -64,5 +65,10 @@ def _without_rounds(record: dict[str, Any], config: dict[str, Any]) -> dict[str,
     return {"status": "wrong", "reason": f"no averaging round was applied in {steps} timed steps"}
 
 
-_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
+def _from_2(record: dict[str, Any]) -> dict[str, Any]:
+    config = record["config"]
+    return {**record, "config": {**config, "run": {"channels": 1, **config["run"]}}}
+
+
+_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}
 """For each version, the migration to the next."""

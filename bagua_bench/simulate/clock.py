@@ -28,6 +28,7 @@ from bagua_bench.machine.program import (
 from bagua_bench.simulate.asynchronous import run_asynchronous
 from bagua_bench.simulate.cluster import Cluster
 from bagua_bench.simulate.costs import seconds
+from bagua_bench.simulate.lanes import Lanes
 from bagua_bench.simulate.timing import Timing, split
 
 
@@ -39,6 +40,8 @@ class Clock:
         self._durations: dict[Operation, float] = {}
         hops = dict.fromkeys(("ring_hop", "hop", "gather_hop", "inside_hop", "inside_latency", "call"), 0.0)
         self._line = replace(cluster, physics=replace(cluster.physics, **hops))
+        at_once = replace(cluster.network, latency=0.0, jitter=0.0, line=cluster.line)
+        self._wire = replace(cluster, physics=replace(self._line.physics, latency=0.0), network=at_once)
         self._passes = {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer}
 
     def run(self, program: Program) -> Timing:
@@ -46,9 +49,9 @@ class Clock:
         if program.round is not None:
             return run_asynchronous(self, program)
         timing = Timing()
-        left: list[list[float]] = []
+        left: list[list[list[float]]] = [[] for _ in range(program.channels)]
         for number, step in enumerate(program.steps):
-            if number and step == program.steps[number - 1] and not left:
+            if number and step == program.steps[number - 1] and not any(left):
                 timing.steps.append(timing.steps[-1])  # both begin and end with an empty lane
                 continue
             lanes = int(self._cluster.physics.lanes) if program.asynchronous else 1
@@ -86,6 +89,10 @@ class Clock:
         """
         return seconds(op, self._line)
 
+    def own_bytes(self, op: Collective) -> float:
+        """Seconds that the bytes of a collective take on the line, where every channel has its own connections."""
+        return seconds(op, self._wire)
+
     def carried_over(self, exposed: float, k: int) -> float:
         """Seconds of the communication after the optimizer step that the next step hides, on class k."""
         hideable = (self._compute.forward + self._compute.backward) * self._factors[k]
@@ -100,14 +107,12 @@ class Clock:
 class _Run:
     """One step: where every class's training thread is, and when its lane will be empty."""
 
-    def __init__(self, clock: Clock, fusion: Fusion | None, lanes: int, left: list[list[float]]) -> None:
+    def __init__(self, clock: Clock, fusion: Fusion | None, lanes: int, left: list[list[list[float]]]) -> None:
         self._clock, self._fusion = clock, fusion
         self._ends = [0.0] * lanes  # when each of the transport's lanes is free, if there are several
         self._line = 0.0
         self._now = [0.0 for _ in clock.classes]
-        self._lane = left[-1] if left else [0.0 for _ in clock.classes]
-        self._sent = list(left)  # for every piece of work, when each class is done with it
-        self._landed = 0  # number of pieces that were waited for
+        self._lanes = Lanes(left, len(clock.classes), clock.duration, clock.own_bytes)
         self._marks: list[list[tuple[str, float]]] = [[] for _ in clock.classes]
         self._pending: list[tuple[float, int]] = []
         self._tick = 0.0
@@ -118,10 +123,9 @@ class _Run:
             self._item(item)
         return [split(marks, now) for marks, now in zip(self._marks, self._now, strict=True)]
 
-    def left(self) -> list[list[float]]:
+    def left(self) -> list[list[list[float]]]:
         """For every piece of work not waited for: how long after the end of the step each class is done with it."""
-        sent = self._sent[self._landed :]
-        return [[end - now for end, now in zip(piece, self._now, strict=True)] for piece in sent]
+        return self._lanes.left(self._now)
 
     def _item(self, item: Item) -> None:
         if isinstance(item, Work):
@@ -129,16 +133,15 @@ class _Run:
             for k in self._clock.classes:
                 self._compute(k, self._clock.work(item, k))
         elif isinstance(item, Submit):
-            self._send(item.ops, self._now)
+            self._send(item.ops, self._now, item.channel)
         elif isinstance(item, Ready):
             self._pending.append((max(self._now), item.nbytes))
             self._fuse(max(self._now))
         elif isinstance(item, Wait):
             if self._pending:
                 self._fuse(None)
-            place = len(self._sent) - item.behind - 1
-            self._landed = max(self._landed, place + 1)
-            ends = self._lane if not item.behind else self._sent[place] if place >= 0 else [0.0] * len(self._now)
+            shared = max(self._ends)
+            ends = [max(end, shared) for end in self._lanes.wait(item.channel, item.behind)]
             for k in self._clock.classes:
                 exposed = max(0.0, ends[k] - self._now[k])
                 self._now[k] += exposed - (self._clock.carried_over(exposed, k) if self._updated else 0.0)
@@ -151,27 +154,19 @@ class _Run:
 
     def _compute(self, k: int, work: float) -> None:
         """Let class k compute for `work` seconds, longer while its lane is busy."""
-        beside = max(0.0, self._lane[k] - self._now[k])
+        beside = max(0.0, self._lanes.end(k) - self._now[k], max(self._ends) - self._now[k])
         slowed = work * (1 + self._clock.interference)
         if slowed <= beside:
             self._now[k] += slowed
         else:
             self._now[k] += beside + work - beside / (1 + self._clock.interference)
 
-    def _send(self, ops: Sequence[Operation], ready: Sequence[float]) -> None:
-        """Run operations in the lane; all classes meet in a collective."""
+    def _send(self, ops: Sequence[Operation], ready: Sequence[float], channel: int = 0) -> None:
+        """Run operations in the lane of a channel; all classes meet in a collective."""
         if len(self._ends) > 1:
             self._share(ops, max(ready))
-            return
-        lane = [max(end, at) for end, at in zip(self._lane, ready, strict=True)]
-        for op in ops:
-            if isinstance(op, Collective):
-                meet = max(lane)
-                lane = [meet + self._clock.duration(op, 0)] * len(lane)
-            else:
-                lane = [end + self._clock.duration(op, k) for k, end in enumerate(lane)]
-        self._lane = lane
-        self._sent.append(lane)
+        else:
+            self._lanes.submit(ops, channel, ready)
 
     def _share(self, ops: Sequence[Operation], ready: float) -> None:
         """Start collectives as soon as one of the transport's lanes is free; their latencies pass side by side."""
@@ -181,7 +176,6 @@ class _Run:
             begin, busy = max(ready, self._ends[first]), self._clock.on_the_line(op)
             self._line = max(begin, self._line) + busy
             self._ends[first] = max(begin + self._clock.duration(op, 0), self._line)
-        self._lane = [max(self._ends)] * len(self._lane)
 
     def _fuse(self, until: float | None) -> None:
         """Horovod: at every tick up to `until` (None: until all is sent) send ready gradients, fused.
@@ -191,7 +185,7 @@ class _Run:
         assert self._fusion is not None
         period = max(self._fusion.cycle, self._clock.negotiation())
         while self._pending:
-            tick = max(self._tick + period, *self._lane)
+            tick = max(self._tick + period, *(self._lanes.end(k) for k in self._clock.classes))
             if until is not None and tick > until:
                 return
             self._tick = tick

@@ -37,6 +37,7 @@ class _Rehearsed:
     accumulate: int
     overlap: bool
     bucket_size: int
+    channels: int
 
 
 def rehearse(cell: Cell) -> Program:
@@ -53,6 +54,7 @@ def rehearse(cell: Cell) -> Program:
         accumulate=run.accumulate,
         overlap=run.overlap,
         bucket_size=run.bucket_size,
+        channels=run.channels,
     )
     return _rehearsed(json.dumps(plain.dump(rehearsed), sort_keys=True))
 
@@ -76,6 +78,7 @@ def _rehearsed(identity: str) -> Program:
         steps,
         sent=tuple(rank.sent for rank in kinds),
         counts=tuple(counts),
+        channels=rehearsed.channels,
         round=leader.loop.round if leader.loop else None,
         sent_per_round=tuple(rank.loop.sent if rank.loop else {} for rank in kinds),
     )
@@ -111,6 +114,7 @@ class _Rank:
                 algorithm,
                 self._comm,
                 bucket_size=self._run.bucket_size,
+                channels=self._run.channels,
                 overlap=self._run.overlap,
                 lane=partial(TapeLane, self._tape),
                 averaging=self._make_loop,

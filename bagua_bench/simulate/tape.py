@@ -81,21 +81,21 @@ class TapePace:
 class TapeLane:
     """Runs work at once and records what the lane would have done."""
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
+    def __init__(self, tape: Tape, channel: int = 0) -> None:
+        self._tape, self._channel = tape, channel
         self._submitted = 0
 
     def submit(self, work: Callable[[], None]) -> None:
         with self._tape.job() as ops:
             work()
-        self._tape.add(Submit(tuple(ops)))
+        self._tape.add(Submit(tuple(ops), self._channel))
         self._submitted += 1
 
     def mark(self) -> int:
         return self._submitted
 
     def wait(self, mark: int | None = None) -> None:
-        self._tape.add(Wait(0 if mark is None else self._submitted - mark))
+        self._tape.add(Wait(0 if mark is None else self._submitted - mark, self._channel))
 
     def close(self) -> None:
         pass
@@ -211,6 +211,9 @@ class TapeComm(CountedComm):
             servers = 1 if self._level == "intra" else len(ranks)
         part = (servers, math.ceil(len(ranks) / servers))
         return TapeComm(self._tape, self._level, ranks.index(self.rank), len(ranks), per_server=part[1], part=part)
+
+    def _twin(self, number: int) -> TapeComm:
+        return TapeComm(self._tape, self._level, self.rank, self.size, per_server=self._per_server, part=self._part)
 
     def _lengths(self, x: Tensor) -> list[int]:
         self.all_gather(torch.empty(1, dtype=torch.int64, device="meta"))

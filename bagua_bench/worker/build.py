@@ -44,6 +44,7 @@ def _make(
         component,
         comm,
         bucket_size=run.bucket_size,
+        channels=run.channels,
         overlap=run.overlap,
         find_unused_parameters=run.find_unused_parameters,
         arithmetic=arithmetic,
