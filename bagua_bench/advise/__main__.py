@@ -1,6 +1,6 @@
 """`bagua-bench advise task=vgg16 cluster=bagua_paper network.bandwidth=10gbit network.latency=1ms`.
 
-Ranks algorithm x transport x bucket size by the simulated time of a step. It takes the arguments of
+Ranks algorithm x transport x bucket size x channels by the simulated time of a step. It takes the arguments of
 `python -m bagua_bench` except mode, algo, campaign, and the length and buckets of a run, which it chooses itself.
 """
 
@@ -30,6 +30,7 @@ _OWN = {
     "run.steps": "advise sets it for every algorithm",
     "run.untimed": "advise sets it for every algorithm",
     "run.bucket_size": "advise tries several",
+    "run.channels": "advise tries several",
     "cluster.slow_ranks": "advice is for ranks of equal speed; python -m bagua_bench mode=simulate takes it",
 }
 _HELP = """\

@@ -1,4 +1,4 @@
-"""Ranks algorithms, transports and bucket sizes for a task on a cluster by simulation, and says why."""
+"""Ranks algorithms, transports, bucket sizes and channels for a task on a cluster by simulation, and says why."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from bagua_bench.simulate.run import step_seconds, with_rounds
 
 BUCKETS = (1, 5, 10, 25, 64)
 """Bucket sizes to try, MiB."""
+CHANNELS = (1, 2, 4)
+"""Numbers of buckets under way at a time to try."""
 _NEGLIGIBLE = 0.1
 _NO_TIME = 1e-12  # seconds; not zero, as TCP's rate under loss is divided by it
 
@@ -43,9 +45,13 @@ def variants(cell: Cell) -> Iterator[list[str]]:
     declared = facts.algorithm(cell.algo)
     by_server = cell.cluster.ranks_per_server > 1
     forms = declared.compare if by_server else ((),)
-    sizes = [[]] if declared.buckets else [[f"run.bucket_size={size}MiB"] for size in BUCKETS]
+    ways = [[]] if declared.buckets else _ways()
     for form in forms:
-        yield from ([*length(declared), *(f"algo.{option}" for option in form), *size] for size in sizes)
+        yield from ([*length(declared), *(f"algo.{option}" for option in form), *way] for way in ways)
+
+
+def _ways() -> list[list[str]]:
+    return [[f"run.bucket_size={size}MiB", f"run.channels={number}"] for number in CHANNELS for size in BUCKETS]
 
 
 def length(declared: facts.AlgorithmFacts) -> list[str]:
@@ -83,6 +89,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         "between": "servers" if by_server else "ranks",
         "transport": cell.transport.name,
         "bucket": declared.buckets or f"{cell.run.bucket_size / 2**20:g} MiB",
+        "channels": "" if declared.buckets else f"{cell.run.channels}",
         "step_seconds": step,
         "epoch_seconds": step * layers.samples_per_epoch / samples,
         "round_seconds": timing.round_seconds if program.round else math.nan,

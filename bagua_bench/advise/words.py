@@ -21,6 +21,7 @@ algorithm  a name for algo=
 between    what the algorithm connects: all ranks, or one rank of every server after a sum inside the server
 transport  a name for transport=
 bucket     the best of the bucket sizes tried (run.bucket_size=); DDP has its own, and some algorithms use one bucket
+channels   the best number of buckets under way at a time (run.channels=)
 step       simulated time of a step, mean over a training, with the warm-up that an algorithm needs
 epoch      simulated time for all samples of the task
 x DDP      throughput over that of DDP, PyTorch's default
@@ -121,6 +122,7 @@ def _table(rows: pd.DataFrame) -> str:
         "between": rows["between"],
         **({"transport": rows["transport"]} if "transport" in rows else {}),
         "bucket": rows["bucket"],
+        "channels": rows["channels"],
         "step": rows["step_seconds"].map(duration),
         "epoch": rows["epoch_seconds"].map(duration),
         "x DDP": rows["times_ddp"].map(_times),

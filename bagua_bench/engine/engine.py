@@ -23,13 +23,13 @@ from bagua_bench.engine.asynchronous import AveragingLoop
 from bagua_bench.engine.buckets import make_buckets
 from bagua_bench.engine.buffers import Buffers
 from bagua_bench.engine.gradients import Gradients
-from bagua_bench.engine.lanes import Channels, Lane, open_channels
+from bagua_bench.engine.lanes import Channels
 from bagua_bench.engine.layout import is_dense, refuse_unfit
 from bagua_bench.engine.rounds import Rounds
 from bagua_bench.engine.schedule import Schedule
 from bagua_bench.engine.several import Several
 from bagua_bench.engine.stepper import Stepper
-from bagua_bench.engine.streams import lane_for
+from bagua_bench.engine.streams import open_channels
 from bagua_bench.engine.watch import Watch, release, take
 
 MIB = 2**20
@@ -52,8 +52,8 @@ class Engine(Stepper):
     broadcast_buffers: keep buffers alike: rank 0's, or, where replicas differ, the mean of floating-point ones.
     max_grad_norm: clip gradients to this norm before they are used: the averaged ones, or this rank's own where the
     algorithm uses these; `grad_norm` is the norm before clipping.
-    lane, averaging: make the objects that run communication beside computation, for every channel (None: a thread, or
-    a stream on a GPU) and in averaging rounds. arithmetic: the context of the algorithm's methods, on any thread.
+    lanes, averaging: make the objects that run communication beside computation, in steps and in averaging rounds.
+    arithmetic: the context of the algorithm's methods, on any thread.
 
     ValueError, one line, for a model, an optimizer or a number of ranks that does not fit, and where ranks differ.
     """
@@ -71,7 +71,7 @@ class Engine(Stepper):
         find_unused_parameters: bool = False,
         broadcast_buffers: bool = True,
         max_grad_norm: float | None = None,
-        lane: Callable[[int], Lane] | None = None,
+        lanes: Callable[[CountedComm, int, torch.device], Channels] = open_channels,
         averaging: Callable[..., Any] = AveragingLoop,
         arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
@@ -85,7 +85,7 @@ class Engine(Stepper):
         self._owns_comm = comm is None
         self._bucket_size = 2**63 if algorithm.one_bucket else bucket_size
         self._overlap, self._broadcasts, self._number = overlap, broadcast_buffers, channels
-        self._make_lane, self._arithmetic = lane, arithmetic
+        self._open, self._arithmetic = lanes, arithmetic
         self._channels: Channels | None = None
         self._forward_hook: RemovableHandle | None = None
         self._guards: list[RemovableHandle] = []
@@ -196,7 +196,7 @@ class Engine(Stepper):
         with self.paused():
             self._schedule.drain()
             self._watch.bring_home()
-            self._schedule.run(partial(self.algorithm.settle, self.buckets, self.comm))
+            self._schedule.run(partial(self.algorithm.settle, self.buckets))
             self._begin(self.steps)
 
     @property
@@ -241,7 +241,7 @@ class Engine(Stepper):
         self._watch = Watch(model, self.buckets)
         self._gradients = Gradients(self.buckets, self._names, self.algorithm.gradients)
         if self._channels is None:
-            self._channels = open_channels(self.comm, self._number, self._make_lane or partial(lane_for, device))
+            self._channels = self._open(self.comm, self._number, device)
         self._schedule = Schedule(
             self.algorithm,
             self.comm,

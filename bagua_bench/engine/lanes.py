@@ -90,14 +90,14 @@ class Channels:
         channel = key % len(self._lanes)
         self._lanes[channel].submit(partial(work, self._comms[channel]))
 
-    def mark(self) -> list[Any]:
+    def mark(self) -> Any:
         """Return a mark behind all the work submitted so far."""
         return [lane.mark() for lane in self._lanes]
 
-    def wait(self, marks: Sequence[Any] | None = None) -> None:
-        """Return when the work before `marks` (None: all) is done; raise the error of the first piece that failed."""
-        for lane, mark in zip(self._lanes, marks or [None] * len(self._lanes), strict=True):
-            lane.wait(mark)
+    def wait(self, mark: Any = None) -> None:
+        """Return when the work before `mark` (None: all) is done; raise the error of the first piece that failed."""
+        for lane, own in zip(self._lanes, mark or [None] * len(self._lanes), strict=True):
+            lane.wait(own)
 
     def run(self, work: Callable[[CountedComm], None]) -> None:
         """Do something collective behind all the work submitted so far, and wait for it."""
@@ -110,10 +110,3 @@ class Channels:
         """End all lanes; work still queued is dropped."""
         for lane in self._lanes:
             lane.close()
-
-
-def open_channels(comm: CountedComm, number: int, make: Callable[[int], Lane]) -> Channels:
-    """So many channels; collective. `make` makes the lane of a channel. ValueError if there would be none."""
-    if number < 1:
-        raise ValueError(f"channels={number}: must be at least 1")
-    return Channels([make(channel) for channel in range(number)], comm.channels(number))

@@ -128,9 +128,9 @@ class Schedule:
             self._finish(flight)
             self._flights.remove(flight)
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[CountedComm], None]) -> None:
         """Do something collective behind the work launched so far, and wait for it."""
-        self._channels.run(lambda comm: work())
+        self._channels.run(work)
 
     def look(self) -> None:
         """Look the buffers up again: the model may have other ones."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -221,7 +220,8 @@ class Stepper(Trainer):
         if communicated and self._find_unused:
             self._forget_unused()
         if communicated and self.scale is not None:  # an overflow on one rank is one on all
-            self._schedule.run(partial(self.comm.all_reduce, self.scale.overflow, Op.MAX))
+            overflow = self.scale.overflow
+            self._schedule.run(lambda comm: comm.all_reduce(overflow, Op.MAX))
         self._versions = self._gradients.versions()
         self._finished = True
 
@@ -245,7 +245,7 @@ class Stepper(Trainer):
     def _forget_unused(self) -> None:
         """Take the zero gradient back from parameters that no rank used: the optimizer skips them."""
         used: list[bool] = []
-        self._schedule.run(lambda: used.extend(self._gradients.used_anywhere(self._unused, self.comm)))
+        self._schedule.run(lambda comm: used.extend(self._gradients.used_anywhere(self._unused, comm)))
         for p, anywhere in zip(self._gradients.params, used, strict=True):
             if not anywhere:
                 p.grad = None
@@ -296,5 +296,5 @@ class Stepper(Trainer):
         if When.ASYNC in self._schedule.moments:
             return None
         flag = torch.tensor([own], dtype=torch.uint8, device=self.buckets[0].weight.device)
-        self._schedule.run(partial(self.comm.all_reduce, flag, Op.MAX))
+        self._schedule.run(lambda comm: comm.all_reduce(flag, Op.MAX))
         return bool(flag.item())

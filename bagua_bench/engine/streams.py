@@ -11,12 +11,20 @@ from typing import Protocol
 
 import torch
 
-from bagua_bench.engine.lanes import Lane, ThreadLane
+from bagua_bench.comm import CountedComm
+from bagua_bench.engine.lanes import Channels, Lane, ThreadLane
 
 
-def lane_for(device: torch.device, channel: int = 0) -> Lane:
-    """The lane of a channel, for communication beside computation on `device`."""
+def lane_for(device: torch.device) -> Lane:
+    """The lane for communication beside computation on `device`."""
     return StreamLane(device) if device.type == "cuda" else ThreadLane()
+
+
+def open_channels(comm: CountedComm, number: int, device: torch.device) -> Channels:
+    """So many channels for a model on `device`; collective. ValueError for fewer than one."""
+    if number < 1:
+        raise ValueError(f"channels={number}: must be at least 1")
+    return Channels([lane_for(device) for _ in range(number)], comm.channels(number))
 
 
 class StreamLane:

@@ -44,10 +44,10 @@ Operation = Traffic | Collective
 
 @dataclass(frozen=True)
 class Submit:
-    """Hand work to the lane of a channel, which does it in order."""
+    """Hand work to a channel, which does it in order; work with the same key goes through the same one."""
 
     ops: tuple[Operation, ...]
-    channel: int = 0
+    key: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,9 @@ class Ready:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait until the lane of a channel has done all but the last `behind` pieces of work."""
+    """Wait until all but the last `behind` pieces of work are done."""
 
     behind: int = 0
-    channel: int = 0
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from dataclasses import replace
 from bagua_bench.machine.compute import Compute
 from bagua_bench.machine.program import (
     Collective,
-    Fusion,
     Item,
     Operation,
     Phase,
@@ -28,7 +27,7 @@ from bagua_bench.machine.program import (
 from bagua_bench.simulate.asynchronous import run_asynchronous
 from bagua_bench.simulate.cluster import Cluster
 from bagua_bench.simulate.costs import seconds
-from bagua_bench.simulate.lanes import Lanes
+from bagua_bench.simulate.lanes import Lanes, Left
 from bagua_bench.simulate.timing import Timing, split
 
 
@@ -49,13 +48,13 @@ class Clock:
         if program.round is not None:
             return run_asynchronous(self, program)
         timing = Timing()
-        left: list[list[list[float]]] = [[] for _ in range(program.channels)]
+        left: list[Left] = []
         for number, step in enumerate(program.steps):
-            if number and step == program.steps[number - 1] and not any(left):
+            if number and step == program.steps[number - 1] and not left:
                 timing.steps.append(timing.steps[-1])  # both begin and end with an empty lane
                 continue
             lanes = int(self._cluster.physics.lanes) if program.asynchronous else 1
-            run = _Run(self, program.fusion, lanes, left)
+            run = _Run(self, program, lanes, left)
             timing.steps.append(run.take(step))
             left = run.left()
         return timing
@@ -107,12 +106,12 @@ class Clock:
 class _Run:
     """One step: where every class's training thread is, and when its lane will be empty."""
 
-    def __init__(self, clock: Clock, fusion: Fusion | None, lanes: int, left: list[list[list[float]]]) -> None:
-        self._clock, self._fusion = clock, fusion
+    def __init__(self, clock: Clock, program: Program, lanes: int, left: Sequence[Left]) -> None:
+        self._clock, self._fusion = clock, program.fusion
         self._ends = [0.0] * lanes  # when each of the transport's lanes is free, if there are several
         self._line = 0.0
         self._now = [0.0 for _ in clock.classes]
-        self._lanes = Lanes(left, len(clock.classes), clock.duration, clock.own_bytes)
+        self._lanes = Lanes(left, program.channels, len(clock.classes), clock.duration, clock.own_bytes)
         self._marks: list[list[tuple[str, float]]] = [[] for _ in clock.classes]
         self._pending: list[tuple[float, int]] = []
         self._tick = 0.0
@@ -123,7 +122,7 @@ class _Run:
             self._item(item)
         return [split(marks, now) for marks, now in zip(self._marks, self._now, strict=True)]
 
-    def left(self) -> list[list[list[float]]]:
+    def left(self) -> list[Left]:
         """For every piece of work not waited for: how long after the end of the step each class is done with it."""
         return self._lanes.left(self._now)
 
@@ -133,7 +132,7 @@ class _Run:
             for k in self._clock.classes:
                 self._compute(k, self._clock.work(item, k))
         elif isinstance(item, Submit):
-            self._send(item.ops, self._now, item.channel)
+            self._send(item.ops, self._now, item.key)
         elif isinstance(item, Ready):
             self._pending.append((max(self._now), item.nbytes))
             self._fuse(max(self._now))
@@ -141,7 +140,7 @@ class _Run:
             if self._pending:
                 self._fuse(None)
             shared = max(self._ends)
-            ends = [max(end, shared) for end in self._lanes.wait(item.channel, item.behind)]
+            ends = [max(end, shared) for end in self._lanes.wait(item.behind)]
             for k in self._clock.classes:
                 exposed = max(0.0, ends[k] - self._now[k])
                 self._now[k] += exposed - (self._clock.carried_over(exposed, k) if self._updated else 0.0)
@@ -154,19 +153,20 @@ class _Run:
 
     def _compute(self, k: int, work: float) -> None:
         """Let class k compute for `work` seconds, longer while its lane is busy."""
-        beside = max(0.0, self._lanes.end(k) - self._now[k], max(self._ends) - self._now[k])
         slowed = work * (1 + self._clock.interference)
+        end = max(self._lanes.end(k, self._now[k] + slowed), *self._ends)
+        beside = max(0.0, end - self._now[k])
         if slowed <= beside:
             self._now[k] += slowed
         else:
             self._now[k] += beside + work - beside / (1 + self._clock.interference)
 
-    def _send(self, ops: Sequence[Operation], ready: Sequence[float], channel: int = 0) -> None:
+    def _send(self, ops: Sequence[Operation], ready: Sequence[float], key: int = 0) -> None:
         """Run operations in the lane of a channel; all classes meet in a collective."""
         if len(self._ends) > 1:
             self._share(ops, max(ready))
         else:
-            self._lanes.submit(ops, channel, ready)
+            self._lanes.submit(ops, key, ready)
 
     def _share(self, ops: Sequence[Operation], ready: float) -> None:
         """Start collectives as soon as one of the transport's lanes is free; their latencies pass side by side."""

@@ -6,123 +6,139 @@ each other, and their latencies pass side by side.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from bagua_bench.machine.program import Collective, Operation
 
+Left = tuple[int, list[float]]
+"""A channel, and how long each class will take until it is done with a piece of work there."""
 
-@dataclass
+
+@dataclass(eq=False)
 class _Piece:
-    """Work that was submitted; `at` becomes the time at which each class is done with it."""
+    """Work that was submitted to a channel."""
 
-    ops: list[Operation]
+    channel: int
+    ops: deque[Operation]
     at: list[float]
+    """When each class can begin the first of `ops`; once there are none left, when it is done."""
 
 
 @dataclass
-class _Channel:
-    pieces: list[_Piece]
-    begun: int = 0
-    """Pieces of which every operation has begun."""
-    landed: int = 0
-    """Pieces that were waited for."""
-    at: list[float] = field(default_factory=list)
-    """When each class is done with what has begun."""
+class _State:
+    """Work that has not begun, and when each class is done with what has; by channel. When the line is free."""
 
-    def copy(self) -> _Channel:
-        waiting = [_Piece(list(piece.ops), list(piece.at)) for piece in self.pieces[self.begun :]]
-        return _Channel([*self.pieces[: self.begun], *waiting], self.begun, self.landed, list(self.at))
+    queues: list[deque[_Piece]]
+    at: list[list[float]]
+    line: dict[str, float] = field(default_factory=lambda: {"intra": 0.0, "inter": 0.0})
+
+    def copy(self) -> _State:
+        queues = [deque(_Piece(p.channel, deque(p.ops), list(p.at)) for p in queue) for queue in self.queues]
+        return _State(queues, [list(at) for at in self.at], dict(self.line))
 
 
 class Lanes:
-    """Lanes that begin `left` behind: of every channel, when each class will be done with pieces of earlier steps.
+    """Lanes of so many channels, with work `left` from earlier steps.
 
-    duration: seconds of an operation on a class. on_the_line: of a collective, seconds in which no other's bytes are
-    on the line.
+    duration: seconds of an operation on a class. own_bytes: seconds in which only a collective's bytes are on the line.
     """
 
     def __init__(
         self,
-        left: Sequence[Sequence[list[float]]],
+        left: Sequence[Left],
+        channels: int,
         classes: int,
         duration: Callable[[Operation, int], float],
-        on_the_line: Callable[[Collective], float],
+        own_bytes: Callable[[Collective], float],
     ) -> None:
-        self._duration, self._on_the_line = duration, on_the_line
-        self._classes = range(classes)
-        self._line = {"intra": 0.0, "inter": 0.0}
-        self._channels = [
-            _Channel([_Piece([], at) for at in pieces], len(pieces), at=list(pieces[-1]) if pieces else [0.0] * classes)
-            for pieces in left
-        ]
-        self._foreseen: list[_Channel] | None = None
+        self._duration, self._own_bytes, self._channels = duration, own_bytes, range(channels)
+        self._pieces = [_Piece(channel, deque(), at) for channel, at in left]
+        self._waiting = [0.0 for _ in self._channels]  # at least so many seconds of class 0, for what has not begun
+        self._landed = 0  # pieces that were waited for
+        ends = {piece.channel: piece.at for piece in self._pieces}
+        self._now = _State([deque() for _ in self._channels], [ends.get(c, [0.0] * classes) for c in self._channels])
+        self._foreseen: tuple[_State, list[list[float]]] | None = None
 
-    def submit(self, ops: Sequence[Operation], channel: int, ready: Sequence[float]) -> None:
+    def submit(self, ops: Sequence[Operation], key: int, ready: Sequence[float]) -> None:
         """Queue work. What begins before it can is settled; what begins later may have to share the line with it."""
-        self._settle(min(ready) if len(self._channels) > 1 else inf)
-        self._channels[channel].pieces.append(_Piece(list(ops), list(ready)))
+        piece = _Piece(key % len(self._channels), deque(ops), list(ready))
+        if len(self._channels) > 1:
+            self._settle(self._now, min(ready))
+        self._pieces.append(piece)
+        self._now.queues[piece.channel].append(piece)
+        self._waiting[piece.channel] += sum(self._duration(op, 0) for op in ops)
         self._foreseen = None
+        if len(self._channels) == 1:
+            self._settle(self._now, inf)
 
-    def end(self, k: int) -> float:
-        """When class k will be done with everything that is queued."""
-        return max(channel.at[k] for channel in self._future())
+    def end(self, k: int, enough: float = inf) -> float:
+        """When class k will be done with everything that is queued; or a time after `enough` when it still is not."""
+        soonest = max(at[k] + waiting for at, waiting in zip(self._now.at, self._waiting, strict=True))
+        return soonest if soonest >= enough else max(at[k] for at in self._future()[0].at)
 
-    def wait(self, channel: int, behind: int) -> list[float]:
-        """When each class will be done with all but the last `behind` pieces of a channel."""
-        own, place = self._channels[channel], len(self._channels[channel].pieces) - behind
-        own.landed = max(own.landed, place)
-        return list(self._future()[channel].pieces[place - 1].at) if place > 0 else [0.0 for _ in self._classes]
+    def wait(self, behind: int) -> list[float]:
+        """When each class will be done with all but the last `behind` pieces."""
+        place = len(self._pieces) - behind
+        self._landed = max(self._landed, place)
+        ends, last = self._future()[1], {self._pieces[k].channel: k for k in range(place)}
+        return [max((ends[k][one] for k in last.values()), default=0.0) for one in range(len(self._now.at[0]))]
 
-    def left(self, now: Sequence[float]) -> list[list[list[float]]]:
-        """Of the pieces that nobody has waited for: how long after `now` each class is done with them."""
-        pieces = [(future.pieces[own.landed :]) for future, own in zip(self._future(), self._channels, strict=True)]
-        return [[[end - at for end, at in zip(piece.at, now, strict=True)] for piece in own] for own in pieces]
+    def left(self, now: Sequence[float]) -> list[Left]:
+        """The pieces that nobody has waited for: how long after `now` each class is done with them."""
+        waited, ends = self._landed, self._future()[1]
+        return [
+            (piece.channel, [end - at for end, at in zip(own, now, strict=True)])
+            for piece, own in zip(self._pieces[waited:], ends[waited:], strict=True)
+        ]
 
-    def _future(self) -> list[_Channel]:
-        """The channels as they will be, if nothing else comes."""
+    def _future(self) -> tuple[_State, list[list[float]]]:
+        """The lanes when all is done, and when each piece is, if nothing else comes."""
         if self._foreseen is None:
-            if len(self._channels) == 1:
-                self._settle(inf)
-                self._foreseen = self._channels
-            else:
-                kept, line = self._channels, dict(self._line)
-                self._channels = [channel.copy() for channel in kept]
-                self._settle(inf)
-                self._foreseen, self._channels, self._line = self._channels, kept, line
+            future = self._now.copy()
+            coming = {id(old): new for old, new in zip(_all(self._now), _all(future), strict=True)}
+            self._settle(future, inf)
+            self._foreseen = future, [coming.get(id(piece), piece).at for piece in self._pieces]
         return self._foreseen
 
-    def _settle(self, until: float) -> None:
+    def _settle(self, state: _State, until: float) -> None:
         """Begin operations in the order of their times, as long as these lie before `until`."""
-        while waiting := [channel for channel in self._channels if channel.begun < len(channel.pieces)]:
-            first = min(waiting, key=self._begins)
-            if self._begins(first) >= until:
+        while waiting := [channel for channel, queue in enumerate(state.queues) if queue]:
+            begins = {channel: max(_ready(state, channel)) for channel in waiting}
+            first = min(waiting, key=begins.__getitem__)
+            if begins[first] >= until:
                 return
-            self._begin(first)
+            self._begin(state, first)
 
-    def _begins(self, channel: _Channel) -> float:
-        piece = channel.pieces[channel.begun]
-        return max(max(ready, at) for ready, at in zip(piece.at, channel.at, strict=True))
-
-    def _begin(self, channel: _Channel) -> None:
-        piece = channel.pieces[channel.begun]
-        at = [max(ready, own) for ready, own in zip(piece.at, channel.at, strict=True)]
+    def _begin(self, state: _State, channel: int) -> None:
+        piece, at = state.queues[channel][0], _ready(state, channel)
         if piece.ops:
-            op = piece.ops.pop(0)
+            op = piece.ops.popleft()
+            if state is self._now:
+                self._waiting[channel] -= self._duration(op, 0)
             if isinstance(op, Collective):
-                at = [self._collective(op, max(at))] * len(at)
+                at = [self._collective(state, op, max(at))] * len(at)
             else:
                 at = [own + self._duration(op, k) for k, own in enumerate(at)]
-        channel.at = at
-        if piece.ops:
-            piece.at = list(at)
-        else:
-            piece.at = at
-            channel.begun += 1
+        state.at[channel] = piece.at = at
+        if not piece.ops:
+            state.queues[channel].popleft()
 
-    def _collective(self, op: Collective, meet: float) -> float:
-        busy = self._on_the_line(op) if len(self._channels) > 1 else 0.0
+    def _collective(self, state: _State, op: Collective, meet: float) -> float:
+        end = meet + self._duration(op, 0)
+        if len(self._channels) == 1:
+            return end
         place = "intra" if op.level == "intra" else "inter"
-        self._line[place] = max(meet, self._line[place]) + busy
-        return max(meet + self._duration(op, 0), self._line[place]) if busy else meet + self._duration(op, 0)
+        state.line[place] = max(meet, state.line[place]) + self._own_bytes(op)
+        return max(end, state.line[place])
+
+
+def _all(state: _State) -> list[_Piece]:
+    return [piece for queue in state.queues for piece in queue]
+
+
+def _ready(state: _State, channel: int) -> list[float]:
+    """When each class can begin the next operation of a channel."""
+    return [max(pair) for pair in zip(state.queues[channel][0].at, state.at[channel], strict=True)]

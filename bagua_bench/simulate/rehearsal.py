@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from algorithms.base import Algorithm
@@ -20,7 +20,7 @@ from bagua_bench.machine.layers import Layers
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Phase, Program, Step, Traffic, Work
 from bagua_bench.peers.base import Peer
-from bagua_bench.simulate.tape import Tape, TapeComm, TapeLane, TapeLoop, TapePace
+from bagua_bench.simulate.tape import Tape, TapeChannels, TapeComm, TapeLoop, TapePace
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class _Rehearsed:
     accumulate: int
     overlap: bool
     bucket_size: int
-    channels: int
 
 
 def rehearse(cell: Cell) -> Program:
@@ -54,9 +53,8 @@ def rehearse(cell: Cell) -> Program:
         accumulate=run.accumulate,
         overlap=run.overlap,
         bucket_size=run.bucket_size,
-        channels=run.channels,
     )
-    return _rehearsed(json.dumps(plain.dump(rehearsed), sort_keys=True))
+    return replace(_rehearsed(json.dumps(plain.dump(rehearsed), sort_keys=True)), channels=run.channels)
 
 
 @cache
@@ -78,7 +76,6 @@ def _rehearsed(identity: str) -> Program:
         steps,
         sent=tuple(rank.sent for rank in kinds),
         counts=tuple(counts),
-        channels=rehearsed.channels,
         round=leader.loop.round if leader.loop else None,
         sent_per_round=tuple(rank.loop.sent if rank.loop else {} for rank in kinds),
     )
@@ -114,9 +111,8 @@ class _Rank:
                 algorithm,
                 self._comm,
                 bucket_size=self._run.bucket_size,
-                channels=self._run.channels,
                 overlap=self._run.overlap,
-                lane=partial(TapeLane, self._tape),
+                lanes=lambda comm, number, device: TapeChannels(self._tape, comm),
                 averaging=self._make_loop,
                 arithmetic=self._tape.meter,
             )

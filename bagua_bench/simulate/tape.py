@@ -11,6 +11,7 @@ from torch import Tensor
 
 from algorithms.base import Message, Op
 from bagua_bench.comm import CountedComm
+from bagua_bench.engine.lanes import Channels
 from bagua_bench.machine import program
 from bagua_bench.machine.arithmetic import Meter
 from bagua_bench.machine.program import Collective, Gate, Item, Phase, Round, Step, Submit, Traffic, Wait, Work
@@ -78,27 +79,30 @@ class TapePace:
         self._tape.add(Work(phase, share))
 
 
-class TapeLane:
-    """Runs work at once and records what the lane would have done."""
+class TapeChannels(Channels):
+    """Runs work at once and writes down what it would have done; the number of channels matters to the clock alone."""
 
-    def __init__(self, tape: Tape, channel: int = 0) -> None:
-        self._tape, self._channel = tape, channel
+    def __init__(self, tape: Tape, comm: CountedComm) -> None:
+        super().__init__([], [comm])
+        self._tape, self._comm = tape, comm
         self._submitted = 0
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, key: int, work: Callable[[CountedComm], None]) -> None:
         with self._tape.job() as ops:
-            work()
-        self._tape.add(Submit(tuple(ops), self._channel))
+            work(self._comm)
+        self._tape.add(Submit(tuple(ops), key))
         self._submitted += 1
 
     def mark(self) -> int:
         return self._submitted
 
     def wait(self, mark: int | None = None) -> None:
-        self._tape.add(Wait(0 if mark is None else self._submitted - mark, self._channel))
+        self._tape.add(Wait(0 if mark is None else self._submitted - mark))
 
-    def close(self) -> None:
-        pass
+    def run(self, work: Callable[[CountedComm], None]) -> None:
+        self.wait()
+        self.submit(0, work)
+        self.wait()
 
 
 class TapeLoop:

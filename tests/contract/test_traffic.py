@@ -37,6 +37,9 @@ class Silent(CountedComm):
     def _subgroup(self, ranks: tuple[int, ...]) -> CountedComm:
         raise NotImplementedError
 
+    def _twin(self, number: int) -> CountedComm:
+        raise NotImplementedError
+
 
 @cache
 def model(task: str) -> nn.Module:

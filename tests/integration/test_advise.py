@@ -42,7 +42,14 @@ def steps(*overrides: str) -> list[float]:
 def row(algorithm: str, seconds: float, **other: Any) -> dict[str, Any]:
     """A made-up row of `ranking.advise`."""
     usual = {"same_update": algorithm in ("ddp", "bytegrad"), "warm_up": 0.0, "between": "ranks", "transport": "gloo"}
-    usual |= {"bucket": "10 MiB", "epoch_seconds": 100 * seconds, "note": "", "round_seconds": float("nan"), "steps": 2}
+    usual |= {
+        "bucket": "10 MiB",
+        "channels": "1",
+        "epoch_seconds": 100 * seconds,
+        "note": "",
+        "round_seconds": float("nan"),
+        "steps": 2,
+    }
     usual |= {"staleness_steps": float("nan"), "uncertainty": 0.25, "why": "bandwidth-bound: 82% of 95% waiting"}
     return {"algorithm": algorithm, "step_seconds": seconds, **usual, **other}
 

@@ -60,6 +60,9 @@ class Slow(CountedComm):
     def _subgroup(self, ranks: tuple[int, ...]) -> CountedComm:
         raise NotImplementedError
 
+    def _twin(self, number: int) -> CountedComm:
+        raise NotImplementedError
+
 
 def make(comm: CountedComm, interval_ms: float, warmup_steps: int = 0) -> Engine:
     model = Linear(24).double()

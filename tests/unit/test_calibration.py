@@ -157,7 +157,7 @@ def test_advice_says_what_binds(settings: list[str], kind: str) -> None:
 def test_advice_is_sorted_and_compares_hierarchies(tmp_path: Path) -> None:
     cell = resolved("mode=simulate", "task=vgg16", "algo=bytegrad", "cluster=bagua_paper", "run.steps=1")
     variants = list(ranking.variants(cell))
-    assert len(variants) == 2 * len(ranking.BUCKETS)
+    assert len(variants) == 2 * len(ranking.BUCKETS) * len(ranking.CHANNELS)
     cells = []
     for rate in ("1gbit", "100gbit", "10gbit"):
         cells.append(

@@ -151,39 +151,39 @@ def lanes(channels: int) -> Lanes:
     def duration(op: Any, k: int) -> float:
         return op.nbytes * (k + 1) if isinstance(op, Traffic) else WHOLE[op]
 
-    return Lanes([[] for _ in range(channels)], 2, duration, lambda op: WHOLE[op] - 2)
+    return Lanes([], channels, 2, duration, lambda op: WHOLE[op] - 2)
 
 
 def test_latencies_pass_side_by_side_and_bytes_follow_each_other() -> None:
     found = lanes(2)
     found.submit([A], 0, [0.0, 1.0])
     found.submit([B], 1, [1.0, 1.0])
-    assert found.wait(0, 0) == [11.0, 11.0], "begins when both classes are there"
-    assert found.wait(1, 0) == [13.0, 13.0], "8 s of the other's bytes, then 4 s of its own"
+    assert found.wait(1) == [11.0, 11.0], "begins when both classes are there"
+    assert found.wait(0) == [13.0, 13.0], "8 s of the other's bytes, then 4 s of its own"
 
 
 def test_one_channel_works_through_one_after_the_other() -> None:
     found = lanes(1)
     found.submit([A, Traffic(3.0)], 0, [0.0, 0.0])
     found.submit([B], 0, [0.0, 0.0])
-    assert found.wait(0, 1) == [13.0, 16.0]
-    assert found.wait(0, 0) == [22.0, 22.0]
+    assert found.wait(1) == [13.0, 16.0]
+    assert found.wait(0) == [22.0, 22.0]
 
 
 def test_an_operation_goes_before_another_that_was_submitted_earlier_and_begins_later() -> None:
     found = lanes(2)
     found.submit([Traffic(20.0), A], 0, [0.0, 0.0])  # A begins at 40
     found.submit([B], 1, [1.0, 1.0])
-    assert found.wait(1, 0) == [7.0, 7.0]
-    assert found.wait(0, 0) == [50.0, 50.0]
+    assert found.left([0.0, 0.0]) == [(0, [50.0, 50.0]), (1, [7.0, 7.0])]
+    assert found.end(0) == 50.0
 
 
 def test_what_was_not_waited_for_is_left() -> None:
     found = lanes(2)
     found.submit([A], 0, [0.0, 0.0])
     found.submit([B], 1, [0.0, 0.0])
-    found.wait(0, 0)
-    assert found.left([10.0, 11.0]) == [[], [[2.0, 1.0]]], "8 s and 4 s of bytes: at 12"
+    found.wait(1)
+    assert found.left([10.0, 11.0]) == [(1, [2.0, 1.0])], "8 s and 4 s of bytes: at 12"
 
 
 def seconds(*overrides: str) -> float:
