@@ -10,7 +10,7 @@ import matplotlib
 import pandas as pd
 import pytest
 
-from bagua_bench.figures import learning, throughput, transports
+from bagua_bench.figures import channels, learning, throughput, transports
 from bagua_bench.results import records
 from tests.integration.cli import python
 from tests.unit.test_records import RESULT, new
@@ -95,6 +95,26 @@ def test_transports_are_compared_to_gloo_for_each_algorithm() -> None:
     figure, axes = plt.subplots()
     transports.draw(data.reset_index(), axes)
     assert sorted(patch.get_height() for patch in axes.patches) == [10.5, 21, 21, 31.5]
+    plt.close(figure)
+
+
+def test_channels_stand_beside_each_other_and_against_ddp_and_one_channel() -> None:
+    from matplotlib import pyplot as plt
+
+    found = campaign({"ddp": [10.0, 10.1, 9.9, 10.0, 10.05]})
+    for number, factor in ((1, 0.5), (2, 1.0), (4, 2.0)):
+        for record in campaign({"bytegrad": [factor * value for value in (10.0, 10.1, 9.9, 10.0, 10.05)]}):
+            record["config"]["run"]["channels"] = number
+            found.append(record)
+    data = channels.table(found).set_index(["algorithm", "channels"])
+    assert list(data["ratio_to_ddp"]) == pytest.approx([1, 0.5, 1, 2])
+    assert list(data["slower_than_ddp"]) == [False, True, False, False]
+    assert list(data["faster_than_ddp"]) == [False, False, False, True]
+    assert not any(data["slower_than_one_channel"])
+    figure, axes = plt.subplots()
+    channels.draw(data.reset_index(), axes)
+    assert [patch.get_height() for patch in axes.patches] == pytest.approx([10.01, 5.005, 10.01, 20.02])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["1", "2", "4"]
     plt.close(figure)
 
 
