@@ -13,6 +13,7 @@ from torch import nn
 from algorithms.base import Bucket, Comm, Turn, When
 from algorithms.gradient_allreduce import GradientAllReduce
 from bagua_bench.comm import CountedComm
+from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.engine.engine import Engine
 from bagua_bench.machine.program import Collective, Traffic
@@ -44,6 +45,8 @@ def trained(comm: CountedComm, cell: Cell) -> tuple[list[torch.Tensor], dict[str
             trainer.optimize()
             trainer.finish_step()
         sent = trainer.sent()
+        if isinstance(comm, TorchComm) and (streams := comm.streams()) is not None:
+            assert {len(own) for own in streams.values()} == {cell.run.channels * len(comm.group.report(1 - comm.rank))}
     return [p.detach().clone() for p in model.parameters()], sent
 
 
@@ -123,6 +126,23 @@ def test_turns_of_one_bucket_stay_in_order() -> None:
     for seen in run("threads", 2, twice):
         assert len(seen) == 8
         assert all(order == ["gradients", "weights"] * 3 for order in seen.values())
+
+
+def joined(comm: CountedComm) -> int:
+    model = layers()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Engine(model, optimizer, GradientAllReduce(), comm, bucket_size=0, channels=2) as engine:
+        for batch in engine.join([torch.ones(1, 6)] * (1 + 2 * comm.rank)):
+            if batch is None:
+                engine.give_up()
+            else:
+                model(batch).sum().backward()
+            engine.step()
+        return engine.steps
+
+
+def test_what_all_ranks_decide_comes_behind_every_channel() -> None:
+    assert run("threads", 2, joined) == [3, 3]
 
 
 def with_own_number(comm: CountedComm, number: Any) -> None:

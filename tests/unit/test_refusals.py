@@ -1,7 +1,8 @@
-"""Errors of the engine, its communicators and its algorithms that no other test meets."""
+"""Errors and verdicts of the engine, its communicators, its algorithms and records that no other test meets."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.async_model_average import AsyncModelAverage
+from algorithms.codecs.kernels import kernels_for
+from algorithms.decentralized import Decentralized
 from algorithms.gradient_allreduce import GradientAllReduce
 from algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_bench.comm import CommError, CountedComm
@@ -16,7 +19,12 @@ from bagua_bench.comm.threads import ThreadComm
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.engine.engine import Engine
 from bagua_bench.engine.lanes import ThreadLane
+from bagua_bench.engine.loss_scale import LossScale
 from bagua_bench.engine.state import mean
+from bagua_bench.results import provenance
+from bagua_bench.results.result import Averaging, Checks, RankResult, with_traffic
+from bagua_bench.worker.build import make_trainer
+from tests.catalogue import resolved
 from tests.ranks import outcomes, run
 
 
@@ -110,3 +118,77 @@ def test_synchronizing_twice_is_synchronizing_once() -> None:
         engine.optimize()
         engine.finish_step()
         assert torch.allclose(net.weight, before - 0.1)
+
+
+def refused(model: nn.Module) -> str:
+    with pytest.raises(ValueError) as raised:
+        Engine(model, torch.optim.SGD(model.parameters(), lr=0.1), GradientAllReduce(), alone())
+    return str(raised.value)
+
+
+class Marked(Tensor):
+    """A tensor of a class of its own."""
+
+
+def test_parameters_are_plain_tensors() -> None:
+    model = nn.Module()
+    model.own = nn.Parameter(torch.ones(3).as_subclass(Marked))
+    assert refused(model) == "own: a Marked; allowed: plain tensors"
+
+
+def test_of_three_views_of_one_storage_the_two_that_overlap_are_named() -> None:
+    storage, model = torch.zeros(8), nn.Module()
+    for name, view in (("first", storage[:2]), ("second", storage[4:7]), ("third", storage[6:8])):
+        setattr(model, name, nn.Parameter(view))
+    assert refused(model).startswith("third: it shares memory with second")
+
+
+def test_a_second_backward_pass_under_a_loss_scale_is_refused_where_weights_are_averaged() -> None:
+    net = nn.Linear(3, 1)
+    with Engine(net, torch.optim.SGD(net.parameters(), lr=0.1), Decentralized(peers="all"), alone()) as engine:
+        engine.scale = LossScale(torch.device("cpu"))
+        net(torch.ones(1, 3)).sum().backward()
+        with pytest.raises(RuntimeError, match="backward"):
+            net(torch.ones(1, 3)).sum().backward()
+
+
+def test_what_is_neither_an_algorithm_nor_a_peer_is_refused() -> None:
+    cell = resolved("algo=gradient_allreduce", "task=quadratic")
+    cell = replace(cell, algo=replace(cell.algo, target="collections.OrderedDict", options={}))
+    net = nn.Linear(3, 1)
+    with pytest.raises(ValueError, match=r"algo\._target_=collections\.OrderedDict: neither an Algorithm nor a Peer"):
+        make_trainer(cell, net, torch.optim.SGD(net.parameters(), lr=0.1), alone())
+
+
+def test_kernels_take_rows_that_lie_together() -> None:
+    assert kernels_for(torch.zeros(3, 4).t()) is None
+    assert kernels_for(torch.zeros(3, 4, dtype=torch.float64)) is None
+
+
+def test_provenance_outside_a_checkout_and_of_a_package_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "HOME", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert provenance._git.__wrapped__() is None
+    assert provenance._version("no-such-package") is None
+
+
+def a_rank(sent: float) -> RankResult:
+    return RankResult(seconds=({"step": 1.0},) * 4, losses=(), sent={"flat": sent}, metrics={}, peak_memory=None)
+
+
+PASSED = Checks(passed=True, reason=None)
+
+
+def test_a_run_that_sent_nothing_is_wrong() -> None:
+    assert with_traffic(PASSED, [a_rank(0.0)] * 2, 2, None, 0).reason == "nothing was sent in 4 timed steps"
+    assert with_traffic(PASSED, [a_rank(0.0), a_rank(1.0)], 2, None, 0) == PASSED
+    assert with_traffic(PASSED, [a_rank(0.0)], 1, None, 0) == PASSED, "alone there is nothing to send"
+
+
+def test_a_run_with_too_few_averaging_rounds_is_wrong() -> None:
+    few, enough = (Averaging(rounds, 1.0, 1.0) for rounds in (2, 3))
+    found = with_traffic(PASSED, [a_rank(1.0)] * 2, 2, few, 3)
+    assert not found.passed and found.reason is not None and found.reason.startswith("2 averaging rounds were applied")
+    assert with_traffic(PASSED, [a_rank(1.0)] * 2, 2, enough, 3) == PASSED
