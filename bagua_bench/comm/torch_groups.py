@@ -90,8 +90,10 @@ class TorchComm(CountedComm):
         return found
 
     def close(self) -> None:
+        for twin in self._twins:
+            twin.intra = twin.inter = None  # they are twins of this one's, which close them
         for comm in (*self._groups.values(), *self._twins, self.intra, self.inter):
-            if comm is not None and hasattr(comm, "group"):
+            if comm is not None:
                 comm.close()
         dist.destroy_process_group(self.group)
         del self.group  # its threads and sockets end with the last reference

@@ -73,7 +73,7 @@ class Schedule:
         self.moments = {turn.when for _, turn in self._turns}
         """The moments in which something of this step is launched."""
         if When.ASYNC in self.moments and len(self._turns) > 1:
-            raise ValueError(f"{type(self._algorithm).__name__}.turns({step}): a step with a ASYNC turn has no other")
+            raise ValueError(f"{type(self._algorithm).__name__}.turns({step}): a step with an ASYNC turn has no other")
         self.reads_weights = any(turn.when is When.FORWARD and not turn.land for _, turn in self._turns)
         """Whether weights have to stay as they are between forward and `step()`."""
         self.consumes = When.BACKWARD in self.moments and self._algorithm.consumes_gradients(step)

@@ -57,8 +57,6 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
         rates.draw(axes, position, row, width, row.ratio_to_ddp, hatch=_HATCHES[number % len(_HATCHES)], label=label)
     axes.set_xticks(range(len(algos)), algos)
     axes.set_ylabel("samples per second")
-    axes.set_title(
-        f"{', '.join(sorted(set(data['source'])))}; A/A noise ±{100 * data['aa_noise'].iloc[0]:.1f} %", fontsize=9
-    )
+    rates.title(axes, data)
     axes.margins(y=0.12)
     axes.legend(fontsize=7, title="channels", title_fontsize=7)

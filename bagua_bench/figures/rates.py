@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 
 from bagua_bench.configuration.cell import Cell
@@ -70,3 +71,9 @@ def draw(axes: Axes, position: float, row: Any, width: float = 0.8, ratio: float
     axes.bar(position, row.samples_per_second, width, yerr=error, capsize=3, **look)
     if ratio is not None:
         axes.annotate(f"{ratio:.2f}x", (position, row.high), (0, 3), "data", "offset points", ha="center")
+
+
+def title(axes: Axes, data: pd.DataFrame) -> None:
+    """Where the numbers come from, and how far a cell differs from itself."""
+    sources, noise = ", ".join(sorted(set(data["source"]))), data["aa_noise"].iloc[0]
+    axes.set_title(f"{sources}; A/A noise ±{100 * noise:.1f} %", fontsize=9)

@@ -49,7 +49,5 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     names = [rates.label(row.algorithm, [row.staleness_steps]) for row in data.itertuples()]
     axes.set_xticks(range(len(data)), names, rotation=20)
     axes.set_ylabel("samples per second")
-    axes.set_title(
-        f"{', '.join(sorted(set(data['source'])))}; A/A noise ±{100 * data['aa_noise'].iloc[0]:.1f} %", fontsize=9
-    )
+    rates.title(axes, data)
     axes.margins(y=0.12)

@@ -201,7 +201,7 @@ class AsyncAndMore(Algorithm):
 
 
 def test_rounds_beside_the_steps_go_with_nothing_else() -> None:
-    with pytest.raises(ValueError, match=r"AsyncAndMore\.turns\(1\): a step with a ASYNC turn has no other"):
+    with pytest.raises(ValueError, match=r"AsyncAndMore\.turns\(1\): a step with an ASYNC turn has no other"):
         run("threads", 1, descend, AsyncAndMore, 2, (-1,), False)
 
 

@@ -17,6 +17,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -157,6 +158,7 @@ def _renew() -> None:
     """Reset what a new process would have to itself."""
     gc.freeze()  # collecting a file object of the parent would close a descriptor that is now another's
     atexit._clear()
+    tempfile.tempdir = None  # it is found anew, from the environment of the fork
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
