@@ -19,6 +19,7 @@ from bagua_bench.machine.program import Program
 from bagua_bench.machine.scale import scale_model
 from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import Cluster, cluster_of
+from bagua_bench.simulate.defaults import settled
 from bagua_bench.simulate.run import step_seconds, with_rounds
 
 BUCKETS = (1, 5, 10, 25, 64)
@@ -71,7 +72,9 @@ def _row(cell: Cell) -> dict[str, Any]:
     from bagua_bench.simulate.rehearsal import rehearse
 
     scaled = scale_model(cell)
-    layers, cluster, program = layers_of(scaled.task, scaled.shrink), cluster_of(scaled), rehearse(scaled)
+    layers, cluster = layers_of(scaled.task, scaled.shrink), cluster_of(scaled)
+    scaled = settled(scaled, cluster)
+    program = rehearse(scaled)
     compute = compute_of(scaled, layers)
     declared, layout = facts.algorithm(cell.algo), cluster.layout
     if program.round is not None:
@@ -88,8 +91,8 @@ def _row(cell: Cell) -> dict[str, Any]:
         "note": declared.note,
         "between": "servers" if by_server else "ranks",
         "transport": cell.transport.name,
-        "bucket": declared.buckets or f"{cell.run.bucket_size / 2**20:g} MiB",
-        "channels": "" if declared.buckets else f"{cell.run.channels}",
+        "bucket": declared.buckets or f"{(scaled.run.bucket_size or 0) * scaled.shrink / 2**20:.3g} MiB",
+        "channels": "" if declared.buckets else f"{scaled.run.channels}",
         "step_seconds": step,
         "epoch_seconds": step * layers.samples_per_epoch / samples,
         "round_seconds": timing.round_seconds if program.round else math.nan,

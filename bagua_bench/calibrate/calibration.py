@@ -25,6 +25,8 @@ from bagua_bench.results import records
 from bagua_bench.simulate.cluster import physics_of
 
 _STEPS = ("mode=simulate", "run.steps=1", "run.untimed=1")
+_PUBLISHED = ("cluster=bagua_paper", "run.bucket_size=10MiB", "run.channels=1")
+"""The cluster of the published figures, and the buckets that Bagua had there."""
 _FOLDS, _HALVES = 5, 3
 
 
@@ -220,7 +222,7 @@ def _with_cluster(cluster: ClusterPart, name: str) -> ClusterPart:
 def _published(folder: Path) -> list[Known]:
     known = []
     points = list(published.distinct(published.points(folder)))
-    for point, cell in zip(points, _cells(["cluster=bagua_paper", *p.overrides] for p in points), strict=True):
+    for point, cell in zip(points, _cells([*_PUBLISHED, *p.overrides] for p in points), strict=True):
         made = case(cell, point.step_seconds(cell.task.batch))
         panel = f"{point.figure} {point.bandwidth:g} Gbit/s {point.latency:g} ms"
         role: Literal["fitted", "impossible"] = "fitted" if point.fitted and made.is_possible else "impossible"
@@ -231,7 +233,7 @@ def _published(folder: Path) -> list[Known]:
 def _end_to_end(folder: Path) -> list[Known]:
     known = []
     runs = list(published.end_to_end(folder))
-    cells = _cells(["cluster=bagua_paper", *overrides] for _, overrides, _ in runs)
+    cells = _cells([*_PUBLISHED, *overrides] for _, overrides, _ in runs)
     for (label, _, seconds), cell in zip(runs, cells, strict=True):
         known.append(Known("e2e_vgg16", "e2e_vgg16", label, case(cell, seconds), "fitted"))
     return known
@@ -257,7 +259,7 @@ def _point(rounds: Sequence[records.Record], selection: Selection) -> Known:
     first, original = rounds[0], records.cell_of(rounds[0])
     role: Literal["fitted", "predicted"] = "fitted" if original in selection else "predicted"
     cell = simulated(original)
-    cell = replace(cell, run=replace(cell.run, steps=1, untimed=max(1, cell.run.untimed)))
+    cell = _as_sent(replace(cell, run=replace(cell.run, steps=1, untimed=max(1, cell.run.untimed))), first["result"])
     if cell.compute is None:  # computing was real, so its time is known
         known = replace(cell.task, step_seconds=_computing(rounds) / cell.run.accumulate)
         cell = replace(cell, compute=_compute(), task=known)
@@ -267,6 +269,14 @@ def _point(rounds: Sequence[records.Record], selection: Selection) -> Known:
     link = f"{rate} {network.latency * 1e3:g} ms, {_window(network)}"
     panel = f"{cell.task.name}, {first['ranks']} ranks, {link}"
     return Known(first["campaign"], panel, cell.algo.name, case(cell, seconds), role)
+
+
+def _as_sent(cell: Cell, result: dict[str, Any]) -> Cell:
+    """The cell with the buckets and channels that the engine had in the run."""
+    sending, run = result.get("sending"), cell.run
+    if sending is None:
+        return cell
+    return replace(cell, run=replace(run, bucket_size=sending["bucket_size"], channels=sending["channels"]))
 
 
 def _window(network: NetworkPart, shrunk: float = 1.0) -> str:

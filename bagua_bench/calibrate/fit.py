@@ -19,6 +19,7 @@ from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Program
 from bagua_bench.machine.scale import scale_model
 from bagua_bench.simulate.cluster import Cluster, Physics, cluster_of
+from bagua_bench.simulate.defaults import settled
 from bagua_bench.simulate.run import step_seconds
 
 _ROBUST = 0.1  # larger relative errors count linearly, so no single point dominates the fit
@@ -63,8 +64,9 @@ def case(cell: Cell, seconds: float) -> Case:
     from bagua_bench.simulate.rehearsal import rehearse
 
     cell = scale_model(cell)
-    layers = layers_of(cell.task, cell.shrink)
-    return Case(cell, rehearse(cell), compute_of(cell, layers), cluster_of(cell, Physics()), seconds)
+    layers, cluster = layers_of(cell.task, cell.shrink), cluster_of(cell, Physics())
+    cell = settled(cell, cluster)
+    return Case(cell, rehearse(cell), compute_of(cell, layers), cluster, seconds)
 
 
 @dataclass(frozen=True)

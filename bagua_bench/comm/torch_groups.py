@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -142,12 +144,13 @@ class TorchComm(CountedComm):
 
     def _subgroup(self, ranks: tuple[int, ...]) -> TorchComm:
         everyone = dist.get_process_group_ranks(self.group)
-        made = dist.new_group(
-            [everyone[rank] for rank in ranks],
-            timeout=timedelta(seconds=self._timeout),
-            backend=self._backend,
-            use_local_synchronization=True,
-        )
+        with _own_names():
+            made = dist.new_group(
+                [everyone[rank] for rank in ranks],
+                timeout=timedelta(seconds=self._timeout),
+                backend=self._backend,
+                use_local_synchronization=True,
+            )
         return TorchComm(made, self._timeout)
 
     def _twin(self, number: int) -> TorchComm:
@@ -175,6 +178,25 @@ def _timeout() -> float:
     options = getattr(dist.distributed_c10d._get_default_group()._get_backend(device), "options", None)
     found: timedelta = getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout)
     return found.total_seconds()
+
+
+_made: Counter[tuple[int, ...]] = Counter()
+
+
+@contextmanager
+def _own_names() -> Iterator[None]:
+    """Name groups that only their members make by these ranks and how many groups they have made before.
+
+    torch takes how many groups of any kind the process has, which differs between a server's leader and its other
+    ranks: they then wait for each other under different names, until the time-out.
+    """
+
+    def name(ranks: list[int]) -> str:
+        _made[tuple(ranks)] += 1
+        return f"bagua {ranks} {_made[tuple(ranks)]}"
+
+    with patch.object(dist.distributed_c10d, "_hash_ranks_to_str", name):
+        yield
 
 
 @contextmanager

@@ -160,8 +160,10 @@ class RunPart:
     device: Literal["cpu", "cuda"]
     precision: Literal["fp32", "bf16", "fp16"]
     overlap: bool
-    bucket_size: int
-    channels: int
+    bucket_size: int | None
+    """Bytes; None: chosen by what collectives cost."""
+    channels: int | None
+    """Buckets under way at a time; None: the transport's default."""
     find_unused_parameters: bool
     accumulate: int
     timeout: float

@@ -95,10 +95,9 @@ def _compute(name: str, given: dict[str, Any]) -> ComputePart:
 
 
 def _run(given: dict[str, Any], backend: str) -> RunPart:
-    own: dict[str, float | str] = {
-        "bucket_size": int(units.parse("run.bucket_size", given["bucket_size"], units.BYTES)),
-        "timeout": units.parse("run.timeout", given["timeout"], units.SECONDS),
-    }
+    own: dict[str, float | str] = {"timeout": units.parse("run.timeout", given["timeout"], units.SECONDS)}
+    if given["bucket_size"] is not None:
+        own["bucket_size"] = int(units.parse("run.bucket_size", given["bucket_size"], units.BYTES))
     if given["device"] == "auto":
         own["device"] = "cuda" if has_cuda() and backend == "nccl" else "cpu"
     return plain.load(RunPart, {**given, **own}, "run")

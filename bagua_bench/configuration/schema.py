@@ -74,8 +74,8 @@ class RunKeys:
     device: Device = Device.auto
     precision: Precision = Precision.fp32
     overlap: bool = True
-    bucket_size: str = "10MiB"
-    channels: int = 1  # buckets under way at a time
+    bucket_size: Optional[str] = None  # noqa: UP045  OmegaConf reads it; null: by what collectives cost
+    channels: Optional[int] = None  # noqa: UP045  buckets under way at a time; null: 2, over NCCL 1
     find_unused_parameters: bool = False
     accumulate: int = 1
     timeout: str = "60s"

@@ -64,8 +64,8 @@ def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
     yield "run.untimed", run.untimed, 0
     yield "run.warmup", run.warmup, 0
     yield "run.accumulate", run.accumulate, 1
-    yield "run.bucket_size", run.bucket_size, 0
-    yield "run.channels", run.channels, 1
+    yield "run.bucket_size", run.bucket_size or 0, 0
+    yield "run.channels", 1 if run.channels is None else run.channels, 1
     yield "cluster.servers", cluster.servers, 1
     yield "cluster.ranks_per_server", cluster.ranks_per_server, 1
     yield "task.batch", cell.task.options.get("batch", 1), 1
@@ -161,13 +161,13 @@ def _peers(cell: Cell) -> Iterator[str]:
     if not facts.algorithm(cell.algo).peer:
         return
     run = cell.run
-    for key, value, default in (
-        ("overlap", run.overlap, True),
-        ("bucket_size", run.bucket_size, 10 * 2**20),
-        ("channels", run.channels, 1),
-        ("find_unused_parameters", run.find_unused_parameters, False),
+    for key, value, meaningless in (
+        ("overlap", run.overlap, (True,)),
+        ("bucket_size", run.bucket_size, (None, 10 * 2**20)),  # Bagua's published default: a campaign may set it for
+        ("channels", run.channels, (None, 1)),  # all of its cells
+        ("find_unused_parameters", run.find_unused_parameters, (False,)),
     ):
-        if value != default:
+        if value not in meaningless:
             yield f"run.{key}={_text(value)}: belongs to Bagua's engine; algo={cell.algo.name} has its own options"
 
 

@@ -19,6 +19,8 @@ from bagua_bench.results import records
 from bagua_bench.results.phases import PHASES
 from bagua_bench.results.records import Record
 
+_BINARY = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20}
+
 
 def show(record: Record, path: Path) -> None:
     """Print the table of a finished run, or why it failed."""
@@ -55,6 +57,8 @@ def _rows(cell: Cell, record: Record) -> Iterator[tuple[str, str]]:
         label = "exposed communication" if phase == "communication" else phase
         yield f"  {label}", f"{units.duration(result['phase_seconds'][phase])}, mean over ranks"
     yield "sent", _traffic(result["bytes_per_step"], result.get("rank_counts")) + scaled
+    if sending := result.get("sending"):
+        yield "buckets", _sending(sending)
     if early := _warm_up(cell):
         yield "algorithm", f"[yellow]{early}[/yellow]"
     yield "epoch", f"{units.duration(result['epoch_seconds'])} for {result['samples_per_epoch']:,} samples, projected"
@@ -68,6 +72,13 @@ def _rows(cell: Cell, record: Record) -> Iterator[tuple[str, str]]:
         yield "learning", _learning(result)
     else:
         yield "computing", f"{record['source']}; time of a step from {result['emulation']['step_seconds_from']}"
+
+
+def _sending(sending: dict[str, Any]) -> str:
+    """'27 of 20 MiB or more, 2 channels'."""
+    size, channels = sending["bucket_size"], sending["channels"]
+    closed = "" if size is None else f", closed at {units.amount(size, _BINARY)}"
+    return f"{sending['buckets']}{closed}; {channels} channel{'s' * (channels > 1)}"
 
 
 def _learning(result: dict[str, Any]) -> str:

@@ -52,15 +52,15 @@ def _by_size(ordered: Sequence[Parameter], bucket_size: int) -> list[list[Parame
 def make_buckets(
     params: Iterable[Parameter], bucket_size: int, multiple: int, gradients: bool, algorithm: Algorithm | None = None
 ) -> list[Bucket]:
-    """Move trainable parameters into buckets of flat storage: as `algorithm` asks, or by size, last registered first.
+    """Move trainable parameters into buckets of flat storage: as `algorithm` asks, or by size, in the given order.
 
     `bucket_size` in bytes; lengths are padded to a `multiple` (the number of ranks). Peak memory is one bucket
     above that of the parameters. A parameter that is not dense (a slice of another tensor) becomes so. ValueError for
     an algorithm's choice that is no partition.
     """
     trained = [p for p in params if p.requires_grad]
-    own = algorithm.partition(trained) if algorithm is not None else None
-    groups = _by_size(trained[::-1], bucket_size) if own is None else _by_choice(own, trained, algorithm)
+    own = algorithm.partition(trained[::-1]) if algorithm is not None else None
+    groups = _by_size(trained, bucket_size) if own is None else _by_choice(own, trained, algorithm)
     return [_flatten(str(i), group, multiple, gradients) for i, group in enumerate(groups)]
 
 

@@ -23,16 +23,16 @@ from bagua_bench.engine.asynchronous import AveragingLoop
 from bagua_bench.engine.buckets import make_buckets
 from bagua_bench.engine.buffers import Buffers
 from bagua_bench.engine.gradients import Gradients
-from bagua_bench.engine.lanes import Channels
 from bagua_bench.engine.layout import is_dense, refuse_unfit
+from bagua_bench.engine.plan import Opener, Plan
 from bagua_bench.engine.rounds import Rounds
 from bagua_bench.engine.schedule import Schedule
 from bagua_bench.engine.several import Several
+from bagua_bench.engine.sizing import LEAST
 from bagua_bench.engine.stepper import Stepper
 from bagua_bench.engine.streams import open_channels
 from bagua_bench.engine.watch import Watch, release, take
-
-MIB = 2**20
+from bagua_bench.results.result import Sending
 
 
 class Engine(Stepper):
@@ -45,8 +45,9 @@ class Engine(Stepper):
 
     optimizer: of the model's parameters; or several, whose steps are taken one after another.
     comm: the ranks that take part; None: all ranks of torch.distributed's default group.
-    bucket_size: bytes at which a bucket closes; 0 makes one bucket per tensor.
-    channels: how many buckets are under way at a time, each over a communicator of its own.
+    bucket_size: bytes at which a bucket closes; 0 makes one bucket per tensor. None: chosen by what collectives cost,
+    at least `least_bucket` (engine/sizing.py).
+    channels: how many buckets are under way at a time, each over a communicator of its own. None: two on the CPU.
     overlap: run communication beside the backward (or forward) pass; off: after it.
     find_unused_parameters: let parameters go without a gradient in a step; off: an error names them.
     broadcast_buffers: keep buffers alike: rank 0's, or, where replicas differ, the mean of floating-point ones.
@@ -65,13 +66,14 @@ class Engine(Stepper):
         algorithm: Algorithm,
         comm: CountedComm | None = None,
         *,
-        bucket_size: int = 10 * MIB,
-        channels: int = 1,
+        bucket_size: int | None = None,
+        least_bucket: int = LEAST,
+        channels: int | None = None,
         overlap: bool = True,
         find_unused_parameters: bool = False,
         broadcast_buffers: bool = True,
         max_grad_norm: float | None = None,
-        lanes: Callable[[CountedComm, int, torch.device], Channels] = open_channels,
+        lanes: Opener = open_channels,
         averaging: Callable[..., Any] = AveragingLoop,
         arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
@@ -83,10 +85,8 @@ class Engine(Stepper):
         self.algorithm, self.consensus = algorithm, algorithm.consensus
         self.comm = TorchComm.default() if comm is None else comm
         self._owns_comm = comm is None
-        self._bucket_size = 2**63 if algorithm.one_bucket else bucket_size
-        self._overlap, self._broadcasts, self._number = overlap, broadcast_buffers, channels
-        self._open, self._arithmetic = lanes, arithmetic
-        self._channels: Channels | None = None
+        self.plan = Plan(algorithm, self.comm, bucket_size, channels, least_bucket, lanes)
+        self._overlap, self._broadcasts, self._arithmetic = overlap, broadcast_buffers, arithmetic
         self._forward_hook: RemovableHandle | None = None
         self._guards: list[RemovableHandle] = []
         self.optimizer = algorithm.optimizer(optimizers[0] if len(optimizers) == 1 else Several(optimizers))
@@ -203,6 +203,10 @@ class Engine(Stepper):
     def rounds(self) -> Rounds | None:
         return self._schedule.rounds if When.ASYNC in self._schedule.moments else None
 
+    @property
+    def sending(self) -> Sending:
+        return Sending(self.plan.bucket_size, len(self.buckets), self.plan.number)
+
     def sent(self) -> dict[str, float]:
         return self.comm.sent
 
@@ -211,8 +215,7 @@ class Engine(Stepper):
         self._detach()
         for guard in self._guards:
             guard.remove()
-        if self._channels is not None:
-            self._channels.close()
+        self.plan.close()
         if self._averaging is not None:
             self._averaging.abandon() if failed else self._averaging.stop()
         self.algorithm.stop(self.optimizer)
@@ -229,10 +232,10 @@ class Engine(Stepper):
         device = next(iter(named.values())).device
         where = torch.device("cpu") if device.type == "meta" else device
         agree(description(model, self.algorithm.described(), *self._options()), self.comm, where)
+        channels, ordered = self.plan.channels(device), self.plan.ordered(list(named.items()))
+        size = self.plan.size(ordered)
         take(named, self)
-        self.buckets = make_buckets(
-            named.values(), self._bucket_size, self.comm.size, self.algorithm.gradients, self.algorithm
-        )
+        self.buckets = make_buckets(ordered, size, self.comm.size, self.algorithm.gradients, self.algorithm)
         self._names = {p: name for name, p in model.named_parameters()}
         if trained:
             self._broadcast(p.detach() for p in self._names if (p in trained) != p.requires_grad)
@@ -240,12 +243,10 @@ class Engine(Stepper):
             self._broadcast_everything()
         self._watch = Watch(model, self.buckets)
         self._gradients = Gradients(self.buckets, self._names, self.algorithm.gradients)
-        if self._channels is None:
-            self._channels = self._open(self.comm, self._number, device)
         self._schedule = Schedule(
             self.algorithm,
             self.comm,
-            self._channels,
+            channels,
             self.buckets,
             Buffers(model, average=self.consensus > 0) if self._broadcasts else None,
             overlap=self._overlap,
@@ -259,8 +260,7 @@ class Engine(Stepper):
     def _options(self) -> list[str]:
         """Options that all ranks must have in common."""
         return [
-            f"bucket_size={self._bucket_size}",
-            f"channels={self._number}",
+            *self.plan.described(),
             f"find_unused_parameters={self._find_unused}",
             f"broadcast_buffers={self._broadcasts}",
             f"max_grad_norm={self._max_norm}",

@@ -84,6 +84,7 @@ class Channels:
 
     def __init__(self, lanes: Sequence[Lane], comms: Sequence[CountedComm]) -> None:
         self._lanes, self._comms = lanes, comms
+        self.number = len(comms)
 
     def submit(self, key: int, work: Callable[[CountedComm], None]) -> None:
         """Queue work for the channel of `key`; returns at once."""

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from bagua_bench.engine.loss_scale import LossScale
 from bagua_bench.engine.rounds import Rounds
+from bagua_bench.results.result import Sending
 
 
 class Trainer(ABC):
@@ -32,6 +33,11 @@ class Trainer(ABC):
     @property
     def rounds(self) -> Rounds | None:
         """The averaging rounds of a system that communicates in rounds beside its steps; None of all others."""
+        return None
+
+    @property
+    def sending(self) -> Sending | None:
+        """How the engine cuts its model and sends it; None of a peer."""
         return None
 
     def no_sync(self) -> AbstractContextManager[None]:

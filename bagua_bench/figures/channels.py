@@ -23,7 +23,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     the records differ in more than these two.
     """
     comparable(records, AXES)
-    cells = rates.grouped(records, rates.algorithm, lambda cell: str(cell.run.channels))
+    cells = rates.grouped(records, rates.algorithm, lambda cell: str(cell.run.channels or 1))
     noise = stats.noise([rates.of(group) for group in cells.values()])
     ddp = cells.get((facts.baseline(), "1"), [])
     rows = []

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.configuration.components import build
-from bagua_bench.engine.engine import MIB, Engine
+from bagua_bench.engine.engine import Engine
 from bagua_bench.gpu.cases import ALL_REDUCE
 from bagua_bench.gpu.models import workload
 
@@ -77,7 +77,7 @@ def _of_rank_0(value: int) -> int:
 
 
 def _engine(model: nn.Module, batch: Tensor, comm: TorchComm) -> Step:
-    engine = Engine(model, _optimizer(model), build(ALL_REDUCE, {}), comm, bucket_size=_BUCKET * MIB)
+    engine = Engine(model, _optimizer(model), build(ALL_REDUCE, {}), comm, bucket_size=_BUCKET * 2**20)
 
     def step() -> None:
         engine.module(batch).float().square().mean().backward()

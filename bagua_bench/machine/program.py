@@ -103,6 +103,8 @@ class Program:
     counts: tuple[int, ...]
     round: Round | None = None
     fusion: Fusion | None = None
+    buckets: int = 0
+    """Number of the engine's buckets; 0 for peers."""
     channels: int = 1
     """How many lanes the engine has; those of peers belong to the transport."""
     asynchronous: bool = False

@@ -28,7 +28,7 @@ def scale_model(cell: Cell) -> Cell:
             tcp_window=int(network.tcp_window / factor),
         ),
         cluster=replace(cell.cluster, server=servers),
-        run=replace(cell.run, bucket_size=int(cell.run.bucket_size / factor)),
+        run=replace(cell.run, bucket_size=_fewer(cell.run.bucket_size, factor)),
         algo=replace(algo, options={**algo.options, **smaller}),
     )
 
@@ -36,6 +36,10 @@ def scale_model(cell: Cell) -> Cell:
 def _slower(key: str, value: float | None, factor: float) -> float | None:
     """A link's value: a bandwidth is divided, others are unchanged."""
     return value if value is None or key != "bandwidth" else value / factor
+
+
+def _fewer(nbytes: int | None, factor: float) -> int | None:
+    return None if nbytes is None else int(nbytes / factor)
 
 
 def _smaller(key: str, value: float | str, factor: float) -> float | str:

@@ -29,6 +29,16 @@ class Averaging:
 
 
 @dataclass(frozen=True)
+class Sending:
+    """How the engine cut the model and sent it, in the configuration's bytes (a scale model's are fewer)."""
+
+    bucket_size: int | None
+    """Bytes at which a bucket closed; None where the algorithm decides."""
+    buckets: int
+    channels: int
+
+
+@dataclass(frozen=True)
 class RankResult:
     """What one rank measured in the timed steps; in a simulation an entry stands for several ranks."""
 
@@ -112,6 +122,8 @@ class Result:
     parameters: int
     emulation: Reality | None = None
     averaging: Averaging | None = None
+    sending: Sending | None = None
+    """None for a peer."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

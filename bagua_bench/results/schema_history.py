@@ -15,6 +15,8 @@ HISTORY = {
     "options; `config.run.precision` is never missing; `code` hashes what a number depends on instead of all sources; "
     "`wrong` where an algorithm that averages in rounds applied none in the timed steps",
     3: "`config.run.channels`: how many buckets are under way at a time; 1 in older versions",
+    4: "`result.sending`: size and number of the engine's buckets, and channels; `config.run.bucket_size` and "
+    "`.channels` are null where they were left to the engine",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -70,5 +72,9 @@ def _from_2(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "config": {**config, "run": {"channels": 1, **config["run"]}}}
 
 
-_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}
+def _from_3(record: dict[str, Any]) -> dict[str, Any]:
+    return record
+
+
+_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2, 3: _from_3}
 """For each version, the migration to the next."""

@@ -8,7 +8,6 @@ joins all ranks, and the steady state where ranks meet in pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from bagua_bench.machine.compute import Compute
 from bagua_bench.machine.program import (
@@ -26,7 +25,7 @@ from bagua_bench.machine.program import (
 )
 from bagua_bench.simulate.asynchronous import run_asynchronous
 from bagua_bench.simulate.cluster import Cluster
-from bagua_bench.simulate.costs import seconds
+from bagua_bench.simulate.costs import seconds, wire, without_hops
 from bagua_bench.simulate.lanes import Lanes, Left
 from bagua_bench.simulate.timing import Timing, split
 
@@ -37,10 +36,7 @@ class Clock:
     def __init__(self, cluster: Cluster, compute: Compute, factors: Sequence[float] = (1.0,)) -> None:
         self._cluster, self._compute, self._factors = cluster, compute, list(factors)
         self._durations: dict[Operation, float] = {}
-        hops = dict.fromkeys(("ring_hop", "hop", "gather_hop", "inside_hop", "inside_latency", "call"), 0.0)
-        self._line = replace(cluster, physics=replace(cluster.physics, **hops))
-        at_once = replace(cluster.network, latency=0.0, jitter=0.0, line=cluster.line)
-        self._wire = replace(cluster, physics=replace(self._line.physics, latency=0.0), network=at_once)
+        self._line, self._wire = without_hops(cluster), wire(cluster)
         self._passes = {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer}
 
     def run(self, program: Program) -> Timing:

@@ -24,6 +24,19 @@ def seconds(call: Collective, cluster: Cluster) -> float:
     return host + BETWEEN[call.kind](call, per_server if call.level == "flat" else 1, cluster)
 
 
+def without_hops(cluster: Cluster) -> Cluster:
+    """A cluster where hops take no time; waiting for TCP windows still does."""
+    hops = dict.fromkeys(("ring_hop", "hop", "gather_hop", "inside_hop", "inside_latency", "call"), 0.0)
+    return replace(cluster, physics=replace(cluster.physics, **hops))
+
+
+def wire(cluster: Cluster) -> Cluster:
+    """A cluster without any latency: a call takes as long as its bytes are on the line."""
+    near = without_hops(cluster)
+    at_once = replace(cluster.network, latency=0.0, jitter=0.0, line=cluster.line)
+    return replace(near, physics=replace(near.physics, latency=0.0), network=at_once)
+
+
 def inside(call: Collective, g: int, cluster: Cluster) -> float:
     """Within a server: latency + bytes on the bus / bus bandwidth (nccl-tests' definition of the bus bandwidth)."""
     passes = {

@@ -40,8 +40,9 @@ class _Rehearsed:
 
 
 def rehearse(cell: Cell) -> Program:
-    """The program of a cell, cached: it depends neither on the network nor on times."""
+    """The program of a cell whose bucket size and channels are known, cached: it depends on no network and no times."""
     run, cluster = cell.run, cell.cluster
+    assert run.bucket_size is not None and run.channels is not None
     rehearsed = _Rehearsed(
         task=cell.task,
         algo=cell.algo,
@@ -76,6 +77,7 @@ def _rehearsed(identity: str) -> Program:
         steps,
         sent=tuple(rank.sent for rank in kinds),
         counts=tuple(counts),
+        buckets=leader.buckets,
         round=leader.loop.round if leader.loop else None,
         sent_per_round=tuple(rank.loop.sent if rank.loop else {} for rank in kinds),
     )
@@ -134,6 +136,10 @@ class _Rank:
         after = self._sent_in_steps()
         self.sent = {key: (after[key] - before[key]) / self._run.steps for key in after}
         return tuple(done[self._run.untimed :])
+
+    @property
+    def buckets(self) -> int:
+        return len(self._engine.buckets)
 
     @property
     def loop(self) -> TapeLoop | None:

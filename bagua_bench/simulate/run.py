@@ -12,10 +12,11 @@ from bagua_bench.machine.compute import Compute, compute_of, slow_factors
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Collective, Program
 from bagua_bench.machine.scale import scale_model
-from bagua_bench.results.result import NOT_CHECKED, Averaging, RankResult, Reality, Result, with_traffic
+from bagua_bench.results.result import NOT_CHECKED, Averaging, RankResult, Reality, Result, Sending, with_traffic
 from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.costs import seconds
+from bagua_bench.simulate.defaults import settled
 from bagua_bench.simulate.timing import Timing
 
 _MOST_STEPS = 1000
@@ -27,7 +28,9 @@ def simulate(cell: Cell) -> Result:
     from bagua_bench.simulate.rehearsal import rehearse
 
     cell = scale_model(cell)
-    layers, cluster, program = layers_of(cell.task, cell.shrink), cluster_of(cell), rehearse(cell)
+    layers, cluster = layers_of(cell.task, cell.shrink), cluster_of(cell)
+    cell = settled(cell, cluster)
+    program = rehearse(cell)
     compute = compute_of(cell, layers)
     ranks, slow = cell.cluster.ranks, slow_factors(cell.cluster)
     classes: Counter[float] = Counter(slow.values())
@@ -50,7 +53,17 @@ def simulate(cell: Cell) -> Result:
         parameters=layers.elements,
         emulation=_description(cluster, compute),
         averaging=averaging,
+        sending=_sending(cell, program),
     )
+
+
+def _sending(cell: Cell, program: Program) -> Sending | None:
+    """In the bytes of the configuration, which a scale model divides."""
+    declared, size = facts.algorithm(cell.algo), cell.run.bucket_size
+    if declared.peer:
+        return None
+    whole = None if declared.buckets or size is None else round(size * cell.shrink)
+    return Sending(whole, program.buckets, program.channels)
 
 
 def _averaging(timing: Timing) -> Averaging:

@@ -10,10 +10,11 @@ from torch.optim import Optimizer
 
 from algorithms.base import Algorithm
 from bagua_bench.comm import CountedComm
-from bagua_bench.configuration.cell import AlgoPart, Cell, RunPart
+from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.components import build
 from bagua_bench.engine.engine import Engine
 from bagua_bench.engine.loss_scale import LossScale
+from bagua_bench.engine.sizing import LEAST
 from bagua_bench.engine.trainer import Trainer
 from bagua_bench.peers.base import Peer
 
@@ -24,15 +25,14 @@ def make_trainer(
     cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, arithmetic: Arithmetic = nullcontext
 ) -> Trainer:
     """A peer system, or the engine with an algorithm whose arithmetic runs in the context `arithmetic`; collective."""
-    trainer = _make(cell.algo, cell.run, model, optimizer, comm, arithmetic)
+    trainer = _make(cell, model, optimizer, comm, arithmetic)
     if cell.run.precision == "fp16":
         trainer.scale = LossScale(next(model.parameters()).device)
     return trainer
 
 
-def _make(
-    algo: AlgoPart, run: RunPart, model: nn.Module, optimizer: Optimizer, comm: CountedComm, arithmetic: Arithmetic
-) -> Trainer:
+def _make(cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, arithmetic: Arithmetic) -> Trainer:
+    algo, run = cell.algo, cell.run
     component = build(algo.target, algo.options)
     if isinstance(component, Peer):
         return component.attach(model, optimizer, comm)
@@ -44,6 +44,7 @@ def _make(
         component,
         comm,
         bucket_size=run.bucket_size,
+        least_bucket=int(LEAST / cell.shrink),
         channels=run.channels,
         overlap=run.overlap,
         find_unused_parameters=run.find_unused_parameters,

@@ -28,7 +28,7 @@ from bagua_bench.emulate.emulation import Emulation
 from bagua_bench.engine.trainer import Trainer
 from bagua_bench.network import counters
 from bagua_bench.processes.lifetime import die_with_parent
-from bagua_bench.results.result import NOT_CHECKED, Interface, RankResult, Result, with_traffic
+from bagua_bench.results.result import NOT_CHECKED, Interface, RankResult, Result, Sending, with_traffic
 from bagua_bench.transport import environment
 from bagua_bench.worker import devices, memory
 from bagua_bench.worker.build import make_trainer
@@ -107,7 +107,15 @@ def _measure(
         synthetic=task.synthetic,
         warmup_steps=warmup_steps,
         parameters=sum(p.numel() for p in trainer.model.parameters()),
+        sending=_unscaled(trainer.sending, cell.shrink),
     )
+
+
+def _unscaled(sending: Sending | None, factor: float) -> Sending | None:
+    """In the bytes of the configuration, which a scale model divides."""
+    if sending is None or sending.bucket_size is None:
+        return sending
+    return replace(sending, bucket_size=round(sending.bucket_size * factor))
 
 
 def _frozen(streams: dict[str, list[dict[str, float]]] | None) -> dict[str, tuple[dict[str, float], ...]] | None:

@@ -58,7 +58,7 @@ def sent(task: str, options: list[str], n: int, step: int) -> float:
     algorithm: Algorithm = build(algo.target, algo.options)
     size = 2**63 if algorithm.one_bucket else 10 * MIB
     comm = Silent(0, n)
-    params = list(model(task).parameters())
+    params = list(model(task).parameters())[::-1]
     optimizer = algorithm.optimizer(IdleOptimizer(params))
     buckets = make_buckets(params, size, n, algorithm.gradients)
     algorithm.start(buckets, comm, optimizer)

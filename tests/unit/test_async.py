@@ -61,7 +61,7 @@ class Slow(CountedComm):
         raise NotImplementedError
 
     def _twin(self, number: int) -> CountedComm:
-        raise NotImplementedError
+        return self
 
 
 def make(comm: CountedComm, interval_ms: float, warmup_steps: int = 0) -> Engine:

@@ -58,7 +58,7 @@ def test_size_zero_is_one_bucket_per_tensor() -> None:
 def test_flat_storage_is_shared_and_padded() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
     before = [p.detach().clone() for p in model.parameters()]
-    buckets = make_buckets(model.parameters(), 60, multiple=4, gradients=True)
+    buckets = make_buckets([*model.parameters()][::-1], 60, multiple=4, gradients=True)
     assert [[tuple(p.shape) for p in bucket.params] for bucket in buckets] == [[(2,), (2, 5), (5,)], [(5, 3)]]
     assert [(bucket.elements, len(bucket.weight), len(bucket.grad)) for bucket in buckets] == [
         (17, 20, 20),

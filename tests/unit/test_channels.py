@@ -206,8 +206,13 @@ def test_what_was_not_waited_for_is_left() -> None:
     assert found.left([10.0, 11.0]) == [(1, [2.0, 1.0])], "8 s and 4 s of bytes: at 12"
 
 
+SIZE = ("run.bucket_size=10MiB",)
+
+
 def seconds(*overrides: str) -> float:
-    result = simulate(resolved("mode=simulate", "task=bert_large", "cluster=bagua_paper", "run.steps=2", *overrides))
+    result = simulate(
+        resolved("mode=simulate", "task=bert_large", "cluster=bagua_paper", "run.steps=2", *SIZE, *overrides)
+    )
     return result.ranks[0].seconds[-1]["step"]
 
 

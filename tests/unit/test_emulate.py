@@ -186,6 +186,7 @@ def test_a_scale_model_takes_the_time_of_the_original() -> None:
 
 def test_a_scale_model_shrinks_what_is_sent_and_what_it_is_sent_over() -> None:
     asked = ["mode=emulate", "algo=ddp", "network=10gbit", "cluster.server.1.bandwidth=1gbit", "compute.shrink=100"]
+    asked += ["run.bucket_size=10MiB"]
     cell = resolved(*asked)
     scaled = scale_model(cell)
     assert scaled.network.bandwidth == 1e8 and scaled.cluster.server["1"]["bandwidth"] == 1e7
@@ -195,6 +196,7 @@ def test_a_scale_model_shrinks_what_is_sent_and_what_it_is_sent_over() -> None:
     assert scaled.network.latency == cell.network.latency
     assert cell == resolved(*asked), "the original is left alone"
     assert scale_model(resolved("mode=simulate", *asked[1:])).network.bandwidth == 1e8
+    assert scale_model(resolved(*asked[:-1])).run.bucket_size is None
     real = replace(cell, mode="measure")
     assert scale_model(real) == real
 

@@ -236,7 +236,7 @@ def test_moments(when: When) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     calls = recorder.calls
     optimizer.register_step_pre_hook(lambda *_: calls.append(("optimizer", "", 0, "")))
-    engine = Engine(net, optimizer, recorder, ThreadComm.world(1)[0], bucket_size=50)
+    engine = Engine(net, optimizer, recorder, ThreadComm.world(1)[0], bucket_size=50, channels=1)
     with torch.no_grad():
         net.eval()(torch.ones(1, 4), True)  # an evaluation is no training step
     net.train()

@@ -25,7 +25,9 @@ ENGINE = [name for name in runnable() if not declared(name).peer]
 
 
 def cell(*overrides: str) -> Cell:
-    return resolved("mode=simulate", "run.steps=2", "cluster=bagua_paper", *overrides)
+    return resolved(
+        "mode=simulate", "run.steps=2", "cluster=bagua_paper", "run.bucket_size=10MiB", "run.channels=1", *overrides
+    )
 
 
 @pytest.mark.parametrize(

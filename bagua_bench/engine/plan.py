@@ -1,0 +1,138 @@
+"""How a model is cut into buckets and sent: the size of a bucket, the channels, and the order of the parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from algorithms.base import Algorithm, Op
+from bagua_bench.comm import CountedComm
+from bagua_bench.engine import sizing
+from bagua_bench.engine.lanes import Channels
+
+_TRIES = 3  # the quickest of them counts: nothing makes a message quicker than it is
+
+Opener = Callable[[CountedComm, int, torch.device], Channels]
+
+
+class Plan:
+    """What a user asked for, and what was chosen where nothing was asked.
+
+    bucket_size: bytes at which a bucket closes; None: found by `sizing.bucket_size`, at least `least`.
+    channels: None: `sizing.channels`.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        comm: CountedComm,
+        bucket_size: int | None,
+        channels: int | None,
+        least: int,
+        opener: Opener,
+    ) -> None:
+        self._algorithm, self._comm, self._least, self._open = algorithm, comm, least, opener
+        self._asked, self._asked_channels = bucket_size, channels
+        self.bucket_size: int | None = None
+        """Bytes at which a bucket closes, once it is known; None where the algorithm chooses."""
+        self.costs: sizing.Costs | None = None
+        """What all-reduces cost, if it was measured."""
+        self.order: list[str] = []
+        """Names of parameters in the order in which they go into buckets; those that are missing go first."""
+        self._channels: Channels | None = None
+
+    def described(self) -> list[str]:
+        """What all ranks must have in common."""
+        return [f"bucket_size={self._asked}", f"channels={self._asked_channels}"]
+
+    def change(self, bucket_size: int | None, channels: int | None) -> None:
+        """Take other values from the next buckets on; None leaves one as it is."""
+        if bucket_size is not None:
+            self._asked, self.bucket_size = bucket_size, None
+        if channels is not None and channels != self._asked_channels:
+            self._asked_channels = channels
+            self.close()
+
+    def channels(self, device: torch.device) -> Channels:
+        """The channels; collective the first time. ValueError for fewer than one."""
+        if self._channels is None:
+            asked = self._asked_channels
+            number = sizing.channels(on_gpu=device.type == "cuda") if asked is None else asked
+            self._channels = self._open(self._comm, number, device)
+        return self._channels
+
+    @property
+    def number(self) -> int:
+        """How many channels there are, once they are open."""
+        assert self._channels is not None
+        return self._channels.number
+
+    def size(self, params: Sequence[Parameter]) -> int:
+        """Bytes at which a bucket closes; collective the first time if it has to be measured."""
+        if self._algorithm.one_bucket:
+            return 2**63  # and `bucket_size` stays None
+        if self.bucket_size is None:
+            self.bucket_size = self._choose(params) if self._asked is None else self._asked
+        return self.bucket_size
+
+    def ordered(self, named: Sequence[tuple[str, Parameter]]) -> list[Parameter]:
+        """Parameters in the order in which they go into buckets: as in `order`, or the last registered first."""
+        place, backwards = {name: number for number, name in enumerate(self.order)}, list(named)[::-1]
+        return [p for _, p in sorted(backwards, key=lambda pair: place.get(pair[0], -1))]
+
+    def close(self) -> None:
+        """End the channels."""
+        if self._channels is not None:
+            self._channels.close()
+            self._channels = None
+
+    def _choose(self, params: Sequence[Parameter]) -> int:
+        model, device = sum(p.nbytes for p in params), params[0].device
+        if self._comm.size == 1 or model <= self._least or device.type == "meta":
+            return self._least
+        channels = self.channels(device)
+        time_of = Probe(self._comm, channels, device).seconds
+        self.costs = sizing.measure(time_of, channels.number, model)
+        return sizing.bucket_size(model, channels.number, self.costs, self._least)
+
+
+class Probe:
+    """Times all-reduces on channels; collective, and every rank finds the same."""
+
+    def __init__(self, comm: CountedComm, channels: Channels, device: torch.device) -> None:
+        self._comm, self._channels, self._device = comm, channels, device
+
+    def seconds(self, nbytes: int, number: int) -> float:
+        """Time of so many all-reduces of nbytes at once, on the slowest rank; the best of a few tries."""
+        return min(self._once(nbytes, number) for _ in range(_TRIES))
+
+    def _once(self, nbytes: int, number: int) -> float:
+        messages = [torch.zeros(max(1, nbytes // 4), device=self._device) for _ in range(number)]
+        self._together()
+        began = time.perf_counter()
+        for key, message in enumerate(messages):
+            self._channels.submit(key, partial(_all_reduce, message))
+        self._channels.wait()
+        self._synchronize()
+        return self._slowest(time.perf_counter() - began)
+
+    def _together(self) -> None:
+        self._slowest(0.0)
+
+    def _slowest(self, seconds: float) -> float:
+        found = torch.tensor(seconds, device=self._device)
+        self._comm.all_reduce(found, Op.MAX)
+        return float(found)
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _all_reduce(message: Tensor, comm: CountedComm) -> None:
+    comm.all_reduce(message)

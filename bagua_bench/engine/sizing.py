@@ -1,0 +1,65 @@
+"""The default bucket size, from the model's bytes and what collectives cost (docs/design.md, Bucket size).
+
+No torch import.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+LEAST = 2**20
+"""Least default size, bytes: smaller messages are all overhead on any network that is worth a rule."""
+PARTS = 64
+"""Most buckets by default. Only the last one's time is always waited for, so that more of them save below 2 %."""
+_MARGIN = 2.0
+"""Compressed buckets have fewer bytes to hide the overhead behind than the messages that the rates come from."""
+_LONG = 4.0
+"""A message measures a rate if it takes so many times as long as an empty one."""
+
+
+def channels(on_gpu: bool) -> int:
+    """How many buckets are under way at a time by default: several have not been measured on a GPU yet."""
+    return 1 if on_gpu else 2
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What all-reduces cost: seconds of one without bytes; bytes/s of one, and of one per channel at a time, in all."""
+
+    overhead: float
+    alone: float
+    together: float
+
+
+def bucket_size(model: int, channels: int, costs: Costs, least: int = LEAST) -> int:
+    """Bytes of a bucket for a model of so many bytes; whole buckets of b bytes take overhead + b / alone each.
+
+    K = model / b buckets take at least K b / together (the line) and K (overhead + b / alone) / channels (the
+    channels), and the last bucket, overhead + b / alone, always ends behind the backward pass. While the channels are
+    what takes longer, the sum is least at sqrt(model overhead alone / channels); once a bucket is so large that the
+    line takes longer, which hides the overhead, larger ones only make the end later.
+    """
+    root = math.sqrt(model * costs.overhead * costs.alone / channels)
+    slack = channels / costs.together - 1 / costs.alone
+    hidden = _MARGIN * costs.overhead / slack if slack > 0 else math.inf
+    return math.ceil(max(least, model / PARTS, min(model, root, hidden)))
+
+
+def measure(seconds: Callable[[int, int], float], channels: int, most: int) -> Costs:
+    """What all-reduces cost, where `seconds(nbytes, n)` is the time of n at once, each of nbytes, at most `most`.
+
+    Messages grow until most of their time is that of their bytes.
+    """
+    overhead = seconds(1, 1)
+    nbytes = min(most, 2**12)
+    while (alone := seconds(nbytes, 1)) < _LONG * overhead and nbytes < most:
+        nbytes = min(most, 2 * nbytes)
+    together = alone if channels == 1 else seconds(nbytes, channels)
+    least = 1e-12 * nbytes  # a rate of 1 TB/s, where the difference is noise
+    return Costs(
+        overhead=overhead,
+        alone=nbytes / max(alone - overhead, least),
+        together=channels * nbytes / max(together - overhead, least),
+    )
