@@ -150,6 +150,15 @@ class ComputePart:
 
 
 @dataclass(frozen=True)
+class TunePart:
+    """How the engine tunes itself before the timed steps."""
+
+    max_samples: int
+    sample_steps: int
+    warmup_steps: int
+
+
+@dataclass(frozen=True)
 class RunPart:
     """How the cell is run."""
 
@@ -169,6 +178,8 @@ class RunPart:
     timeout: float
     evaluate: bool
     results: str
+    autotune: TunePart | None = None
+    """None: it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)

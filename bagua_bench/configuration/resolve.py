@@ -81,7 +81,7 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> Cell:
             cluster=cluster,
             network=network,
             compute=_compute(choices["compute"], given["compute"]) if given["mode"] != "measure" else None,
-            run=_run(given["run"], transport.backend),
+            run=_run(given["run"], given["tune"], transport.backend),
         )
         facts.algorithm(cell.algo), facts.task(cell.task)
     except ValueError as error:
@@ -94,8 +94,9 @@ def _compute(name: str, given: dict[str, Any]) -> ComputePart:
     return plain.load(ComputePart, {"name": name, **given, "memory_bandwidth": bandwidth}, "compute")
 
 
-def _run(given: dict[str, Any], backend: str) -> RunPart:
-    own: dict[str, float | str] = {"timeout": units.parse("run.timeout", given["timeout"], units.SECONDS)}
+def _run(given: dict[str, Any], tune: dict[str, Any], backend: str) -> RunPart:
+    own: dict[str, Any] = {"timeout": units.parse("run.timeout", given["timeout"], units.SECONDS)}
+    own["autotune"] = tune if given["autotune"] else None
     if given["bucket_size"] is not None:
         own["bucket_size"] = int(units.parse("run.bucket_size", given["bucket_size"], units.BYTES))
     if given["device"] == "auto":

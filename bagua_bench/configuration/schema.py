@@ -76,11 +76,21 @@ class RunKeys:
     overlap: bool = True
     bucket_size: Optional[str] = None  # noqa: UP045  OmegaConf reads it; null: by what collectives cost
     channels: Optional[int] = None  # noqa: UP045  buckets under way at a time; null: 2, over NCCL 1
+    autotune: bool = False  # before the timed steps; undone afterwards, as the warm-up
     find_unused_parameters: bool = False
     accumulate: int = 1
     timeout: str = "60s"
     evaluate: bool = True
     results: str = "results"
+
+
+@dataclass
+class TuneKeys:
+    """How `run.autotune` tunes: so many settings, each for so many steps, behind some that are not counted."""
+
+    max_samples: int = 30
+    sample_steps: int = 5
+    warmup_steps: int = 5
 
 
 @dataclass
@@ -169,5 +179,6 @@ class Config:
     network: NetworkKeys = field(default_factory=NetworkKeys)
     compute: ComputeKeys = field(default_factory=ComputeKeys)
     run: RunKeys = field(default_factory=RunKeys)
+    tune: TuneKeys = field(default_factory=TuneKeys)
     campaign: Optional[CampaignKeys] = None  # noqa: UP045  OmegaConf reads it
     debug: Any = None

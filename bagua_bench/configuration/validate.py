@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from bagua_bench import libraries
@@ -27,6 +28,7 @@ def validate(cell: Cell) -> None:
         network_settings.problems,
         _data,
         _peers,
+        _tuning,
         _modes,
     ):
         for message in rule(cell):
@@ -66,6 +68,10 @@ def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
     yield "run.accumulate", run.accumulate, 1
     yield "run.bucket_size", run.bucket_size or 0, 0
     yield "run.channels", 1 if run.channels is None else run.channels, 1
+    if run.autotune is not None:
+        yield "tune.max_samples", run.autotune.max_samples, 1
+        yield "tune.sample_steps", run.autotune.sample_steps, 1
+        yield "tune.warmup_steps", run.autotune.warmup_steps, 1
     yield "cluster.servers", cluster.servers, 1
     yield "cluster.ranks_per_server", cluster.ranks_per_server, 1
     yield "task.batch", cell.task.options.get("batch", 1), 1
@@ -166,9 +172,27 @@ def _peers(cell: Cell) -> Iterator[str]:
         ("bucket_size", run.bucket_size, (None, 10 * 2**20)),  # Bagua's published default: a campaign may set it for
         ("channels", run.channels, (None, 1)),  # all of its cells
         ("find_unused_parameters", run.find_unused_parameters, (False,)),
+        ("autotune", run.autotune is not None, (False,)),
     ):
         if value not in meaningless:
             yield f"run.{key}={_text(value)}: belongs to Bagua's engine; algo={cell.algo.name} has its own options"
+
+
+def _tuning(cell: Cell) -> Iterator[str]:
+    """What can be tuned depends on the algorithm; the engine has the same rule (`engine.autotune`)."""
+    declared, cluster = facts.algorithm(cell.algo), cell.cluster
+    if cell.run.autotune is None or declared.peer:
+        return
+    if cell.mode == "simulate":
+        yield "run.autotune=true: a simulated run needs no trials; bagua-bench advise compares settings at once"
+    elif cluster.ranks == 1:
+        yield "run.autotune=true: one rank has nothing to tune; allowed: at least 2 ranks"
+    elif declared.rounds:
+        yield f"run.autotune=true: algo={cell.algo.name} averages beside its steps, which are as fast in any buckets"
+    elif declared.buckets and not (cluster.ranks_per_server > 1 and cluster.servers > 1):
+        yield f"run.autotune=true: algo={cell.algo.name} sends {declared.buckets} bucket, there is nothing to tune"
+    elif find_spec("optuna") is None:
+        yield "run.autotune=true: needs Optuna, which is not installed: pip install 'bagua-bench[autotune]'"
 
 
 def _modes(cell: Cell) -> Iterator[str]:

@@ -14,12 +14,12 @@ from torch import Tensor
 from bagua_bench.engine import state
 
 if TYPE_CHECKING:
-    from bagua_bench.engine.engine import Engine
+    from bagua_bench.engine.saved import Saved
 
 _METADATA = ".metadata"  # of torch.distributed.checkpoint; it is written last
 
 
-def save(engine: Engine, folder: Path, extra: Mapping[str, Any] | None) -> None:
+def save(engine: Saved, folder: Path, extra: Mapping[str, Any] | None) -> None:
     """Write model, optimizer, algorithm and `extra` of every rank; collective. ValueError if one is there already."""
     from torch.distributed.checkpoint.state_dict_saver import save as write  # imports much
 
@@ -38,7 +38,7 @@ def save(engine: Engine, folder: Path, extra: Mapping[str, Any] | None) -> None:
     write({name: file.getvalue(), **parts}, checkpoint_id=folder, process_group=_group(engine))
 
 
-def load(engine: Engine, folder: Path) -> dict[str, Any]:
+def load(engine: Saved, folder: Path) -> dict[str, Any]:
     """Continue from this rank's part, or from all parts if there were more or fewer ranks; collective.
 
     ValueError, with nothing changed, if it does not fit.
@@ -73,7 +73,7 @@ def load(engine: Engine, folder: Path) -> dict[str, Any]:
     return extra
 
 
-def _for_another_world(saved: dict[str, Any], everyone: Sequence[dict[str, Any]], engine: Engine) -> dict[str, Any]:
+def _for_another_world(saved: dict[str, Any], everyone: Sequence[dict[str, Any]], engine: Saved) -> dict[str, Any]:
     """The state with which this rank continues after more or fewer ranks saved theirs.
 
     Weights and buffers of replicas that differ become their mean; the algorithm's state follows its `carry`;
@@ -117,14 +117,14 @@ def _rank(rank: int) -> str:
     return f"rank{rank}"
 
 
-def _group(engine: Engine) -> Any:
+def _group(engine: Saved) -> Any:
     group = getattr(engine.comm, "group", None)
     if group is None:
         raise ValueError("comm: checkpoints of all ranks need a process group of torch.distributed")
     return group
 
 
-def _refuse_other_model(engine: Engine, saved: Mapping[str, Any]) -> None:
+def _refuse_other_model(engine: Saved, saved: Mapping[str, Any]) -> None:
     own = engine.model.state_dict()
     for name in [*own, *saved]:
         if name not in saved or name not in own:

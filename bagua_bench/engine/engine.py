@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,25 +15,26 @@ from torch.utils.hooks import RemovableHandle
 from algorithms.base import Algorithm, When
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.torch_groups import TorchComm
-from bagua_bench.engine import checkpoint, hooks, state
+from bagua_bench.engine import hooks, state
 from bagua_bench.engine.agreement import agree, description
 from bagua_bench.engine.asynchronous import AveragingLoop
+from bagua_bench.engine.autotune import Autotune, Tuner
 from bagua_bench.engine.buckets import make_buckets
 from bagua_bench.engine.buffers import Buffers
 from bagua_bench.engine.gradients import Gradients
 from bagua_bench.engine.layout import is_dense, refuse_unfit
 from bagua_bench.engine.plan import Opener, Plan
 from bagua_bench.engine.rounds import Rounds
+from bagua_bench.engine.saved import Saved
 from bagua_bench.engine.schedule import Schedule
 from bagua_bench.engine.several import Several
 from bagua_bench.engine.sizing import LEAST
-from bagua_bench.engine.stepper import Stepper
 from bagua_bench.engine.streams import open_channels
 from bagua_bench.engine.watch import Watch, release, take
-from bagua_bench.results.result import Sending
+from bagua_bench.results.result import Sending, Study
 
 
-class Engine(Stepper):
+class Engine(Saved):
     """Trains `model` with `algorithm` over `comm`: construct, then forward, backward, `step()`; `close()` at the end.
 
     Construction is collective: it compares the ranks' models, broadcasts parameters and buffers from rank 0, moves
@@ -53,6 +52,7 @@ class Engine(Stepper):
     broadcast_buffers: keep buffers alike: rank 0's, or, where replicas differ, the mean of floating-point ones.
     max_grad_norm: clip gradients to this norm before they are used: the averaged ones, or this rank's own where the
     algorithm uses these; `grad_norm` is the norm before clipping.
+    autotune: tune bucket size, channels and hierarchy in the first steps, then train on with the best.
     lanes, averaging: make the objects that run communication beside computation, in steps and in averaging rounds.
     arithmetic: the context of the algorithm's methods, on any thread.
 
@@ -73,6 +73,7 @@ class Engine(Stepper):
         find_unused_parameters: bool = False,
         broadcast_buffers: bool = True,
         max_grad_norm: float | None = None,
+        autotune: Autotune | None = None,
         lanes: Opener = open_channels,
         averaging: Callable[..., Any] = AveragingLoop,
         arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -88,11 +89,14 @@ class Engine(Stepper):
         self.plan = Plan(algorithm, self.comm, bucket_size, channels, least_bucket, lanes)
         self._overlap, self._broadcasts, self._arithmetic = overlap, broadcast_buffers, arithmetic
         self._forward_hook: RemovableHandle | None = None
+        self._tuner: Tuner | None = None
         self._guards: list[RemovableHandle] = []
         self.optimizer = algorithm.optimizer(optimizers[0] if len(optimizers) == 1 else Several(optimizers))
         try:
             self._attach()
             self._start()
+            if autotune is not None:
+                self._tuner = Tuner(self, autotune, self._names.values(), lambda work: self._schedule.run(work))
         except BaseException:
             self.close(failed=True)
             raise
@@ -143,65 +147,17 @@ class Engine(Stepper):
             self._averaging = None
             self._begin(self.steps)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Steps taken and the algorithm's state on this rank, live; save it beside the model's and the optimizer's."""
-        self._schedule.drain()
-        own = {"steps": self.steps, "rank": self.comm.rank, "ranks": self.comm.size, "weights": self._fingerprint()}
-        return {**own, "pending": self._schedule.pending, **state.collect(self.buckets, self._names)}
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from this rank's `state_dict()`, after model and optimizer were loaded; collective with averaging
-        rounds.
-
-        ValueError, with nothing changed, if it belongs to another rank, another number of ranks, another algorithm, or
-        to other weights of this rank.
-        """
-        self.refuse_other_state(saved)
-        if saved["weights"] not in (None, self._fingerprint()):
-            raise ValueError(
-                "checkpoint: this rank's weights are not those it was saved with; load the model after Engine is made, "
-                "which gives all ranks rank 0's weights"
-            )
-        with self.paused():
-            self._schedule.drain()
-            self._watch.bring_home()
-            self._start()
-            state.restore(self.buckets, self._names, saved)
-            self._schedule.resume(saved["pending"])
-            self._begin(saved["steps"])
-
-    def refuse_other_state(self, saved: Mapping[str, Any]) -> None:
-        """ValueError, one line, if `load_state_dict` cannot take this."""
-        if problem := state.problem(self.buckets, self._names, saved):
-            raise ValueError(f"checkpoint: {problem}")
-        own = (self.comm.rank, self.comm.size)
-        if (saved["rank"], saved["ranks"]) != own and (self.consensus > 0 or any(b.state for b in self.buckets)):
-            raise ValueError(
-                f"checkpoint: it is rank {saved['rank']}'s of {saved['ranks']}, this is rank {own[0]} of {own[1]}, and "
-                "with this algorithm ranks differ; use engine.save(folder) and engine.load(folder), or begin anew"
-            )
-
-    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Write model, optimizer and algorithm of all ranks, and each rank's `extra`, to a new folder; collective."""
-        with self.paused():
-            checkpoint.save(self, Path(folder), extra)
-
-    def load(self, folder: str | Path) -> dict[str, Any]:
-        """Continue from what `save` wrote; collective. Returns this rank's `extra`. ValueError if it does not fit."""
-        with self.paused():
-            return checkpoint.load(self, Path(folder))
-
-    def settle(self) -> None:
-        """Make the replicas equal for good, at the end of training; collective. Equal ones do not change."""
-        with self.paused():
-            self._schedule.drain()
-            self._watch.bring_home()
-            self._schedule.run(partial(self.algorithm.settle, self.buckets))
-            self._begin(self.steps)
-
     @property
     def rounds(self) -> Rounds | None:
         return self._schedule.rounds if When.ASYNC in self._schedule.moments else None
+
+    @property
+    def tuning(self) -> bool:
+        return self._tuner is not None and not self._tuner.done
+
+    @property
+    def study(self) -> Study | None:
+        return None if self._tuner is None else self._tuner.study
 
     @property
     def sending(self) -> Sending:
@@ -221,6 +177,23 @@ class Engine(Stepper):
         self.algorithm.stop(self.optimizer)
         if self._owns_comm and not failed:
             self.comm.close()
+
+    # -- autotuning -------------------------------------------------------------------------------------------
+
+    def finish_step(self) -> None:
+        super().finish_step()
+        if self._tuner is not None:
+            self._tuner.step_ends()
+
+    def _forward_begins(self) -> None:
+        if self._tuner is not None and not self._in_forward:
+            self._tuner.step_begins()
+        super()._forward_begins()
+
+    def _gradient_ready(self, p: Parameter) -> None:
+        if self._tuner is not None:
+            self._tuner.ready(self._names[p])
+        super()._gradient_ready(p)
 
     # -- buckets and hooks ------------------------------------------------------------------------------------
 
@@ -280,12 +253,6 @@ class Engine(Stepper):
             bucket.each.clear()
         self.algorithm.start(self.buckets, self.comm, self.optimizer)
         self._begin(0)
-
-    def _fingerprint(self) -> list[float] | None:
-        """Sums of this rank's weights; None where all ranks have the same, or weights may change at any time."""
-        if self.consensus == 0 or When.ASYNC in self._schedule.moments:
-            return None
-        return [float(p.detach().sum(dtype=torch.float64)) for p in self._names if p.requires_grad]
 
     def _broadcast_everything(self) -> None:
         frozen = [p.detach() for p in self.model.parameters() if not p.requires_grad]

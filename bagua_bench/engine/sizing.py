@@ -13,8 +13,9 @@ LEAST = 2**20
 """Least default size, bytes: smaller messages are all overhead on any network that is worth a rule."""
 PARTS = 64
 """Most buckets by default. Only the last one's time is always waited for, so that more of them save below 2 %."""
-_MARGIN = 2.0
-"""Compressed buckets have fewer bytes to hide the overhead behind than the messages that the rates come from."""
+_MARGIN = 4.0
+"""How much larger than needed a bucket is made to hide the overhead: compressed ones have fewer bytes to hide it behind
+than the messages that the rates come from, and no two buckets begin exactly when that would be best."""
 _LONG = 4.0
 """A message measures a rate if it takes so many times as long as an empty one."""
 
@@ -57,9 +58,10 @@ def measure(seconds: Callable[[int, int], float], channels: int, most: int) -> C
     while (alone := seconds(nbytes, 1)) < _LONG * overhead and nbytes < most:
         nbytes = min(most, 2 * nbytes)
     together = alone if channels == 1 else seconds(nbytes, channels)
-    least = 1e-12 * nbytes  # a rate of 1 TB/s, where the difference is noise
-    return Costs(
-        overhead=overhead,
-        alone=nbytes / max(alone - overhead, least),
-        together=channels * nbytes / max(together - overhead, least),
-    )
+    rate = _rate(nbytes, alone - overhead)
+    return Costs(overhead, rate, max(rate, _rate(channels * nbytes, together - overhead)))
+
+
+def _rate(nbytes: int, seconds: float) -> float:
+    """Bytes/s; at most 1 TB/s, where a difference of times is noise."""
+    return nbytes / max(seconds, 1e-12 * nbytes)

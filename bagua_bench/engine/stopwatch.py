@@ -22,6 +22,14 @@ def stamp(device: torch.device, reuse: Any = None) -> Any:
     return event
 
 
+def seconds_between(begin: Any, end: Any, device: torch.device) -> float:
+    """From one stamp to another; waits until a GPU has reached the second one."""
+    if device.type != "cuda":
+        return float(end - begin)
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
 class Stopwatch:
     """Splits a step into phases, each from its mark to the next; a phase may be marked several times.
 
@@ -41,13 +49,7 @@ class Stopwatch:
         self.mark("end")
         seconds = dict.fromkeys(PHASES, 0.0)
         for (phase, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
-            seconds[phase] += self._between(begin, end)
-        seconds["step"] = self._between(self._marks[0][1], self._marks[-1][1])
+            seconds[phase] += seconds_between(begin, end, self._device)
+        seconds["step"] = seconds_between(self._marks[0][1], self._marks[-1][1], self._device)
         self._marks.clear()
         return seconds
-
-    def _between(self, begin: Any, end: Any) -> float:
-        if self._device.type != "cuda":
-            return float(end - begin)
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3

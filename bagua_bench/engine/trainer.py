@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from bagua_bench.engine.loss_scale import LossScale
 from bagua_bench.engine.rounds import Rounds
-from bagua_bench.results.result import Sending
+from bagua_bench.results.result import Sending, Study
 
 
 class Trainer(ABC):
@@ -33,6 +33,16 @@ class Trainer(ABC):
     @property
     def rounds(self) -> Rounds | None:
         """The averaging rounds of a system that communicates in rounds beside its steps; None of all others."""
+        return None
+
+    @property
+    def tuning(self) -> bool:
+        """Whether this step is one in which settings are tried."""
+        return False
+
+    @property
+    def study(self) -> Study | None:
+        """What autotuning has tried; None of a system that was not asked to."""
         return None
 
     @property

@@ -38,6 +38,35 @@ class Sending:
     channels: int
 
 
+Values = Mapping[str, int]
+"""A setting of the engine: `bucket_size_2p`, the binary logarithm of bytes, `channels`, `hierarchical` (0 or 1)."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting that was tried, and its score: the higher, the better."""
+
+    values: Values
+    score: float
+
+
+@dataclass(frozen=True)
+class Study:
+    """What autotuning has tried.
+
+    A score is the model's GiB over the mean seconds from the beginning of a forward pass to the end of the step, on
+    the slowest rank.
+    """
+
+    trials: tuple[Trial, ...]
+    ends: tuple[int, ...]
+    """For every trial, how many steps had been taken at its end."""
+    order: tuple[str, ...]
+    """Names of the parameters in the order in which their gradients became ready."""
+    best: Values
+    """The setting that was taken in the end."""
+
+
 @dataclass(frozen=True)
 class RankResult:
     """What one rank measured in the timed steps; in a simulation an entry stands for several ranks."""
@@ -124,6 +153,8 @@ class Result:
     averaging: Averaging | None = None
     sending: Sending | None = None
     """None for a peer."""
+    study: Study | None = None
+    """None without autotuning."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -10,8 +10,10 @@ from torch.optim import Optimizer
 
 from algorithms.base import Algorithm
 from bagua_bench.comm import CountedComm
+from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.components import build
+from bagua_bench.engine.autotune import Autotune
 from bagua_bench.engine.engine import Engine
 from bagua_bench.engine.loss_scale import LossScale
 from bagua_bench.engine.sizing import LEAST
@@ -31,6 +33,16 @@ def make_trainer(
     return trainer
 
 
+def _autotune(cell: Cell) -> Autotune | None:
+    """Samples of whole periods, behind the algorithm's warm-up."""
+    asked, declared = cell.run.autotune, facts.algorithm(cell.algo)
+    if asked is None:
+        return None
+    steps = declared.whole(asked.sample_steps)
+    behind = max(asked.warmup_steps, declared.warm_up)
+    return Autotune(asked.max_samples, steps, behind, cell.run.seed, scale=cell.shrink)
+
+
 def _make(cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, arithmetic: Arithmetic) -> Trainer:
     algo, run = cell.algo, cell.run
     component = build(algo.target, algo.options)
@@ -48,5 +60,6 @@ def _make(cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm,
         channels=run.channels,
         overlap=run.overlap,
         find_unused_parameters=run.find_unused_parameters,
+        autotune=_autotune(cell),
         arithmetic=arithmetic,
     )

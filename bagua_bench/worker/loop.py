@@ -78,6 +78,15 @@ class Loop:
                 return k
         return _PATIENCE * least
 
+    def tune(self, batches: Iterator[Batch]) -> int:
+        """Take steps while the trainer tunes itself; return how many."""
+        steps = 0
+        while self._trainer.tuning:
+            spent, loss = self._step(batches)
+            steps += 1
+            self._report("autotuning", steps, loss, spent["step"])
+        return steps
+
     def _train(self, batches: list[Batch]) -> Tensor:
         trainer, watch = self._trainer, self._watch
         total = torch.zeros((), device=self._device)

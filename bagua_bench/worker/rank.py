@@ -84,7 +84,7 @@ def _measure(
     declared = facts.algorithm(cell.algo)
     report = progress.stepper(samples, {"untimed": run.untimed, "timed": declared.whole(run.steps)})
     loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision)
-    warmup_steps = _warm_up(run, task, trainer, loop, learns) if run.warmup else 0
+    warmup_steps = _warm_up(run, task, trainer, loop, learns) if run.warmup or run.autotune else 0
     torch.manual_seed(run.seed + 1 + rank)  # dropout differs between ranks
     own = _timed(run, declared, trainer, loop, task.batches(rank, size, run.seed), device)
     streams = environment.streams(cell.transport) or comm.streams()
@@ -108,6 +108,7 @@ def _measure(
         warmup_steps=warmup_steps,
         parameters=sum(p.numel() for p in trainer.model.parameters()),
         sending=_unscaled(trainer.sending, cell.shrink),
+        study=trainer.study,
     )
 
 
@@ -173,7 +174,8 @@ def _goes_on(trainer: Trainer, rounds: int, patient: bool) -> bool:
 
 def _warm_up(run: RunPart, task: Task, trainer: Trainer, loop: Loop, learns: bool) -> int:
     start = Snapshot(trainer.model) if learns else None
-    steps = loop.warm_up(task.batches(dist.get_rank(), dist.get_world_size(), run.seed), run.warmup)
+    batches = task.batches(dist.get_rank(), dist.get_world_size(), run.seed)
+    steps = loop.tune(batches) + loop.warm_up(batches, run.warmup)
     with trainer.paused():
         if start is not None:
             start.restore(trainer.model, trainer.optimizer)

@@ -1,0 +1,194 @@
+"""Tunes bucket size, channels and hierarchy of an engine while it trains (docs/design.md, Autotuning)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Protocol
+
+import torch
+
+from algorithms.base import Algorithm, Bucket, Op, When
+from bagua_bench.comm import CountedComm
+from bagua_bench.engine.plan import Plan
+from bagua_bench.engine.search import Search, require
+from bagua_bench.engine.stopwatch import seconds_between, stamp
+from bagua_bench.results.result import Study, Values
+
+SMALLEST, LARGEST = 10, 31
+"""Binary logarithms of the bucket sizes to try, bytes; sizes beyond the model's are all alike and are left out."""
+MOST_CHANNELS = 4
+_GIB = 2**30
+_LATE = 10**9  # a step behind every warm-up
+
+
+@dataclass(frozen=True)
+class Autotune:
+    """How to tune: `max_samples` settings, each for `sample_steps` steps behind one that is not counted.
+
+    sample_steps: of an algorithm that communicates every k-th step, a multiple of k.
+    warmup_steps: steps before the first sample; more than an algorithm's own warm-up.
+    first: settings to try first, keyed as `Study.trials`; by default what the engine was made with.
+    scale: how many times smaller the model is than the one that sizes are said of (a scale model).
+    """
+
+    max_samples: int = 30
+    sample_steps: int = 5
+    warmup_steps: int = 5
+    seed: int = 0
+    first: Sequence[Values] = ()
+    scale: float = 1.0
+
+
+class Tunable(Protocol):
+    """What a tuner needs of an engine."""
+
+    comm: CountedComm
+    algorithm: Algorithm
+    buckets: list[Bucket]
+    plan: Plan
+
+    def rebuild(self) -> None:
+        """Make the buckets anew."""
+
+
+class Tuner:
+    """Goes through the samples of one engine, whose hooks call it; all ranks change at the same step.
+
+    names: those of all parameters. together: does something collective behind all that is under way.
+    ValueError, one line, where nothing can be tuned; ModuleNotFoundError without Optuna.
+    """
+
+    def __init__(
+        self,
+        engine: Tunable,
+        asked: Autotune,
+        names: Iterable[str],
+        together: Callable[[Callable[[CountedComm], None]], None],
+    ) -> None:
+        require()
+        self._engine, self._asked, self._together = engine, asked, together
+        self._device, self._names = engine.buckets[0].weight.device, sorted(names)
+        model_bytes = sum(p.nbytes for bucket in engine.buckets for p in bucket.params)
+        self._gibibytes = model_bytes * asked.scale / _GIB
+        self.space = _space(engine.algorithm, engine.comm, model_bytes * asked.scale)
+        if not self.space:
+            raise ValueError(
+                f"autotune: {type(engine.algorithm).__name__} has nothing to tune on {engine.comm.size} ranks"
+            )
+        self._search = (
+            Search(self.space, asked.seed, asked.first or [self._present()]) if not engine.comm.rank else None
+        )
+        self._ready: dict[str, None] = {}
+        self._began: Any = None
+        self._spans: list[tuple[Any, Any]] = []
+        self._ends: list[int] = []
+        self._steps = 0
+        self._due = asked.warmup_steps
+        self._order: list[str] = []
+        self.done = False
+        """Whether the best setting is in use for good."""
+
+    @property
+    def study(self) -> Study:
+        """What has been tried so far; the trials are on rank 0."""
+        trials = self._search.trials if self._search is not None else []
+        best = self._search.best.values if self._search is not None and trials else {}
+        return Study(tuple(trials), tuple(self._ends), tuple(self._order), best)
+
+    def ready(self, name: str) -> None:
+        """A gradient is ready."""
+        if not self._order:
+            self._ready[name] = None
+
+    def step_begins(self) -> None:
+        """A training forward begins."""
+        if not self.done:
+            self._began = stamp(self._device)
+
+    def step_ends(self) -> None:
+        """Between two steps. Collective where a sample ends."""
+        if self.done or self._began is None:
+            return
+        self._spans.append((self._began, stamp(self._device)))
+        self._steps += 1
+        if self._steps == self._due:
+            self._next()
+
+    def _next(self) -> None:
+        """End the warm-up or a sample; take the next setting, or the best."""
+        if not self._order:
+            self._order = self._agreed_order()
+            self._engine.plan.order = self._order
+        else:
+            spans = self._spans[-self._asked.sample_steps :]
+            seconds = self._slowest(fmean(seconds_between(*span, self._device) for span in spans))
+            self._ends.append(self._steps)
+            if self._search is not None:
+                self._search.tell(self._gibibytes / seconds)
+        self._spans.clear()
+        self.done = len(self._ends) == self._asked.max_samples
+        self._take(self._agreed())
+        self._due = self._steps + 1 + self._asked.sample_steps
+
+    def _take(self, values: Values) -> None:
+        plan, algorithm = self._engine.plan, self._engine.algorithm
+        size = None if "bucket_size_2p" not in values else math.ceil(2 ** values["bucket_size_2p"] / self._asked.scale)
+        plan.change(size, values.get("channels"))
+        if "hierarchical" in values:
+            algorithm.hierarchical = bool(values["hierarchical"])  # type: ignore[attr-defined]
+        self._engine.rebuild()
+
+    def _present(self) -> Values:
+        """The setting that the engine has."""
+        plan, size = self._engine.plan, self._engine.plan.bucket_size
+        own = {
+            "bucket_size_2p": math.floor(math.log2(max(1, (size or 1) * self._asked.scale))),
+            "channels": plan.number,
+            "hierarchical": int(getattr(self._engine.algorithm, "hierarchical", False)),
+        }
+        return {name: min(max(own[name], allowed[0]), allowed[-1]) for name, allowed in self.space.items()}
+
+    def _agreed(self) -> Values:
+        """Rank 0's next setting, or its best one, on all ranks."""
+        chosen = torch.zeros(len(self.space), dtype=torch.int64, device=self._device)
+        if self._search is not None:
+            values = self._search.best.values if self.done else self._search.ask()
+            chosen.copy_(torch.tensor([values[name] for name in self.space]))
+        self._together(lambda comm: comm.broadcast(chosen, 0))
+        return dict(zip(self.space, chosen.tolist(), strict=True))
+
+    def _agreed_order(self) -> list[str]:
+        """Rank 0's order, on all ranks; without parameters that had no gradient there."""
+        own = {name: place for place, name in enumerate(self._ready)}
+        places = torch.tensor([own.get(name, -1) for name in self._names], device=self._device)
+        self._together(lambda comm: comm.broadcast(places, 0))
+        found = zip(places.tolist(), self._names, strict=True)
+        return [name for place, name in sorted(found) if place >= 0]
+
+    def _slowest(self, seconds: float) -> float:
+        found = torch.tensor(seconds, device=self._device)
+        self._together(lambda comm: comm.all_reduce(found, Op.MAX))
+        return float(found)
+
+
+def _space(algorithm: Algorithm, comm: CountedComm, nbytes: float) -> dict[str, range]:
+    """What can be tuned, and to which values."""
+    space: dict[str, range] = {}
+    if comm.size == 1 or any(turn.when is When.ASYNC for turn in algorithm.turns(_LATE)):
+        return space
+    if not algorithm.one_bucket:
+        largest = min(LARGEST, max(SMALLEST + 1, math.ceil(math.log2(nbytes))))
+        space = {"bucket_size_2p": range(SMALLEST, largest + 1), "channels": range(1, MOST_CHANNELS + 1)}
+    inside = comm.intra.size if comm.intra is not None else 1
+    if hasattr(algorithm, "hierarchical") and 1 < inside < comm.size:
+        space["hierarchical"] = range(2)
+    return space
+
+
+def described(values: Mapping[str, int]) -> str:
+    """'bucket_size=2^23 channels=2'."""
+    texts = {"bucket_size_2p": "bucket_size=2^{}", "channels": "channels={}", "hierarchical": "hierarchical={}"}
+    return " ".join(texts[name].format(value) for name, value in values.items())
