@@ -16,7 +16,7 @@ HISTORY = {
     "`wrong` where an algorithm that averages in rounds applied none in the timed steps",
     3: "`config.run.channels`: how many buckets are under way at a time; 1 in older versions",
     4: "`result.sending`: size and number of the engine's buckets, and channels; `config.run.bucket_size` and "
-    "`.channels` are null where they were left to the engine",
+    "`.channels` are null where they were left to the engine; `config.run.autotune` and `result.study`",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)

@@ -160,3 +160,20 @@ def test_a_campaign_goes_on_after_a_failure_and_reports_it_at_the_end(tmp_path: 
     assert done.returncode == 1
     assert len(recorded(tmp_path)) == 2
     assert done.stderr.count("failed: quadratic") == 2
+
+
+def test_a_run_tunes_itself_before_its_timed_steps(tmp_path: Path) -> None:
+    options = [*TINY, "algo=bytegrad", "tune.max_samples=3", "tune.sample_steps=1"]
+    found = []
+    for name, more in (("plain", []), ("tuned", ["run.autotune=true"])):
+        (tmp_path / name).mkdir()
+        done = bench(tmp_path / name, *options, *more)
+        assert done.returncode == 0, done.stderr
+        found += recorded(tmp_path / name)
+    plain, tuned = found
+    study = tuned["result"]["study"]
+    assert "study" not in plain["result"] and plain["cell"] != tuned["cell"]
+    assert len(study["trials"]) == 3 and study["ends"] == [7, 9, 11]
+    assert study["best"] == max(study["trials"], key=lambda trial: trial["score"])["values"]
+    assert tuned["result"]["sending"]["channels"] == study["best"]["channels"]
+    assert tuned["result"]["losses"] == pytest.approx(plain["result"]["losses"], rel=1e-2), "tuning was undone"

@@ -10,7 +10,7 @@ import matplotlib
 import pandas as pd
 import pytest
 
-from bagua_bench.figures import channels, learning, throughput, transports
+from bagua_bench.figures import autotune, channels, defaults, learning, throughput, transports
 from bagua_bench.results import records
 from tests.integration.cli import python
 from tests.unit.test_records import RESULT, new
@@ -143,3 +143,65 @@ def test_learning_is_shown_over_seeds(tmp_path: Path) -> None:
     found[0]["config"]["task"]["batch"] = 99
     with pytest.raises(ValueError, match=r"task\.batch"):
         learning.table(found)
+
+
+def on(record: dict[str, Any], task: str, gbit: float, ms: float) -> dict[str, Any]:
+    """The record with another task and network."""
+    record["config"]["task"]["name"] = task
+    record["config"]["network"] |= {"bandwidth": gbit * 1e9, "latency": ms / 1e3}
+    return record
+
+
+def test_defaults_are_compared_with_ddp_on_the_same_network() -> None:
+    from matplotlib import pyplot as plt
+
+    found = []
+    for gbit, factor in ((1.0, 3.0), (100.0, 0.5)):
+        values = {
+            "ddp": [10.0, 10.1, 9.9, 10.05, 10.0],
+            "bytegrad": [factor * x for x in (10.0, 10.1, 9.9, 10.05, 10.0)],
+        }
+        found += [on(record, "vgg16", gbit, 1) for record in campaign(values)]
+    data = defaults.table(found)
+    ratios = data[data["algorithm"] == "bytegrad"].set_index("gbit_per_s")
+    assert list(ratios["ratio_to_ddp"]) == pytest.approx([3, 0.5])
+    assert list(ratios["faster_than_ddp"]) == [True, False]
+    assert list(ratios["slower_than_ddp"]) == [False, True]
+    assert not any(data[data["algorithm"] == "ddp"]["slower_than_ddp"])
+    figure, axes = plt.subplots()
+    [(task, rows)] = defaults.parts(data).items()
+    defaults.draw(rows, axes)
+    assert task == "vgg16"
+    assert [line.get_ydata()[0] for line in axes.lines[:2]] == pytest.approx([3, 0.5])
+    plt.close(figure)
+
+
+def test_autotuning_is_drawn_beside_the_sweep_and_the_published_curve() -> None:
+    from matplotlib import pyplot as plt
+
+    tuned, *swept = (on(record, "vgg16", 1, 1) for record in campaign({"bytegrad": [10.0, 10.0, 10.0]}))
+    trials = [
+        {"values": {"bucket_size_2p": p, "channels": 1}, "score": s} for p, s in ((10, 0.1), (24, 0.5), (12, 0.2))
+    ]
+    tuned["result"]["study"] = {"trials": trials, "ends": [5, 8, 11], "order": [], "best": trials[1]["values"]}
+    tuned["config"]["run"] |= {
+        "bucket_size": 1024,
+        "autotune": {"max_samples": 3, "sample_steps": 1, "warmup_steps": 1},
+    }
+    for record, seconds in zip(swept, (1.0, 2.0), strict=True):
+        record["config"]["run"]["bucket_size"] = 2**24 * seconds
+        record["result"] |= {"step_seconds": [seconds], "parameters": 2**28}
+        record["result"]["sending"] = {"bucket_size": 2**24 * seconds, "buckets": 9, "channels": 2}
+    data = autotune.table([tuned, *swept])
+    cases = autotune.parts(data)
+    assert list(cases) == ["vgg16_bytegrad_1gbit_1ms", autotune.PUBLISHED]
+    own = cases["vgg16_bytegrad_1gbit_1ms"]
+    assert list(own["best_so_far"].dropna()) == [0.1, 0.5, 0.5]
+    assert set(own["series"]) == {"from buckets of 2^10 bytes", "sweep"}
+    assert list(own[own["series"] == "sweep"]["score"]) == pytest.approx([1.0, 0.5])
+    assert len(cases[autotune.PUBLISHED]) == 30
+    for rows in cases.values():
+        figure, axes = plt.subplots()
+        autotune.draw(rows, axes)
+        assert axes.get_legend() is not None
+        plt.close(figure)

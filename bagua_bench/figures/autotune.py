@@ -1,0 +1,92 @@
+"""Autotuning: the score of every setting tried, the best so far, and the best of a sweep over all settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.figures.paper import FOLDER
+from bagua_bench.results.records import Record, cell_of, comparable
+
+AXES = (
+    "algo",
+    "task",
+    *(f"network.{key}" for key in ("name", "bandwidth", "latency")),
+    *(f"run.{key}" for key in ("bucket_size", "channels", "autotune")),
+)
+PUBLISHED = "published"
+_METRICS = {"autotune_speed": "score", "autotune_best_speed": "best_so_far"}
+_GIB, _ELEMENT = 2**30, 4
+
+
+def table(records: Sequence[Record]) -> pd.DataFrame:
+    """One row per setting: of a study in the order of its trials, of a sweep (runs without a study) one per run.
+
+    `score` is GiB of the model per second of a step. The released service's published curve follows, whose scores are
+    of forward and backward passes alone. ValueError if the records differ in more than algorithm, task, network,
+    bucket size, channels and autotuning.
+    """
+    comparable(records, AXES)
+    rows = [row for record in records for row in _rows(record)]
+    return pd.DataFrame([*rows, *_published()])
+
+
+def _rows(record: Record) -> Iterator[dict[str, Any]]:
+    cell, result = cell_of(record), record["result"]
+    own = {"case": _case(cell), "source": record["source"], "round": record["round"]}
+    if study := result.get("study"):
+        best = -np.inf
+        for trial, end in zip(study["trials"], study["ends"], strict=True):
+            best = max(best, trial["score"])
+            own |= {"series": _start(cell), "step": end, **trial["values"], "score": trial["score"]}
+            yield {**own, "best_so_far": best}
+    elif (sending := result.get("sending")) and sending.get("bucket_size"):
+        step = float(np.mean(result["step_seconds"]))
+        size = {"bucket_size_2p": float(np.log2(sending["bucket_size"])), "channels": sending["channels"]}
+        gibibytes = _ELEMENT * result["parameters"] * cell.shrink / _GIB
+        yield {**own, "series": "sweep", **size, "score": gibibytes / step}
+
+
+def _case(cell: Cell) -> str:
+    rate, latency = (cell.network.bandwidth or 0) / 1e9, cell.network.latency * 1e3
+    return f"{cell.task.name}_{cell.algo.name}_{rate:g}gbit_{latency:g}ms"
+
+
+def _start(cell: Cell) -> str:
+    size = cell.run.bucket_size
+    return "from the default" if size is None else f"from buckets of 2^{np.log2(max(size, 1)):.3g} bytes"
+
+
+def _published() -> Iterator[dict[str, Any]]:
+    data = pd.read_csv(FOLDER / "autotune_aishell2.csv").dropna(subset=["x"])
+    data = data[data["metric"].isin(_METRICS)]
+    for step, points in data.groupby("x"):
+        found = {_METRICS[str(row["metric"])]: row["value"] for row in points.to_dict("records")}
+        yield {"case": PUBLISHED, "source": "published", "round": 0, "series": PUBLISHED, "step": step, **found}
+
+
+def parts(data: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """One figure per model, algorithm and network, and one of the published curve."""
+    return {str(case): rows.reset_index(drop=True) for case, rows in data.groupby("case", sort=False)}
+
+
+def draw(data: pd.DataFrame, axes: Axes) -> None:
+    """Scores against steps as dots, and the best so far as lines; the best of the sweep is dashed."""
+    for number, (series, rows) in enumerate(data[data["series"] != "sweep"].groupby("series", sort=False)):
+        for _, one in rows.groupby("round"):
+            colour = f"C{number}"
+            axes.plot(one["step"], one["score"], ".", color=colour, markersize=4)
+            axes.step(one["step"], one["best_so_far"], where="post", color=colour, linewidth=1.2, label=str(series))
+    sweep = data[data["series"] == "sweep"]
+    if len(sweep):
+        best = sweep.groupby(["bucket_size_2p", "channels"])["score"].mean().max()
+        axes.axhline(best, color="black", linestyle="--", linewidth=1, label="best of the sweep")
+    axes.set_xlabel("training step")
+    axes.set_ylabel("score, GiB/s")
+    axes.set_title(", ".join(sorted(set(data["source"]))), fontsize=9)
+    axes.legend(fontsize=6)
