@@ -76,12 +76,12 @@ class RunKeys:
     overlap: bool = True
     bucket_size: Optional[str] = None  # noqa: UP045  OmegaConf reads it; null: by what collectives cost
     channels: Optional[int] = None  # noqa: UP045  buckets under way at a time; null: 2, over NCCL 1
-    autotune: bool = False  # before the timed steps; undone afterwards, as the warm-up
     find_unused_parameters: bool = False
     accumulate: int = 1
     timeout: str = "60s"
     evaluate: bool = True
     results: str = "results"
+    autotune: bool = False  # before the timed steps; undone afterwards, as the warm-up
 
 
 @dataclass

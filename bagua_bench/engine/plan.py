@@ -54,15 +54,15 @@ class Plan:
         """Take other values from the next buckets on; None leaves one as it is."""
         if bucket_size is not None:
             self._asked, self.bucket_size = bucket_size, None
-        if channels is not None and channels != self._asked_channels:
+        if channels is not None:
             self._asked_channels = channels
-            self.close()
 
     def channels(self, device: torch.device) -> Channels:
-        """The channels; collective the first time. ValueError for fewer than one."""
-        if self._channels is None:
-            asked = self._asked_channels
-            number = sizing.channels(on_gpu=device.type == "cuda") if asked is None else asked
+        """The channels; collective where they are opened, with nothing under way. ValueError for fewer than one."""
+        asked = self._asked_channels
+        number = sizing.channels(on_gpu=device.type == "cuda") if asked is None else asked
+        if self._channels is None or self._channels.number != number:
+            self.close()
             self._channels = self._open(self._comm, number, device)
         return self._channels
 

@@ -113,6 +113,7 @@ class _Rank:
                 algorithm,
                 self._comm,
                 bucket_size=self._run.bucket_size,
+                channels=1,
                 overlap=self._run.overlap,
                 lanes=lambda comm, number, device: TapeChannels(self._tape, comm),
                 averaging=self._make_loop,

@@ -22,6 +22,7 @@ from tests.ranks import run
 CURVES = Path(__file__).with_name("curves.json")
 ALIKE = ("bytegrad_released", "decentralized_released", "low_precision_decentralized_released")  # on two ranks
 NAMES = [name for name in runnable() if not declared(name).rounds and name not in ALIKE]  # rounds fall where they fall
+SIZE = "run.bucket_size=10MiB"  # what is compressed together must not depend on how fast the machine is
 SHORT = ["algo.warmup_steps=4", "algo.lr=1e-5"]  # more would diverge after so short a warm-up
 OPTIONS = dict.fromkeys(("qadam", "qadam_released"), SHORT)
 
@@ -44,7 +45,9 @@ def curve(comm: CountedComm, cell: Cell) -> list[float]:
 
 def curves(name: str) -> list[list[float]]:
     """The losses of both ranks."""
-    return run("gloo", 2, curve, resolved(f"algo={name}", "task=vgg16", "task.scale=tiny", *OPTIONS.get(name, [])))
+    return run(
+        "gloo", 2, curve, resolved(f"algo={name}", "task=vgg16", "task.scale=tiny", SIZE, *OPTIONS.get(name, []))
+    )
 
 
 @pytest.mark.parametrize("name", json.loads(CURVES.read_text()))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench.configuration.schema import ClusterKeys, ComputeKeys, NetworkKeys, RunKeys, TransportKeys
+from bagua_bench.configuration.schema import ClusterKeys, ComputeKeys, NetworkKeys, RunKeys, TransportKeys, TuneKeys
 from tests.integration.cli import bench
 
 ERRORS = [  # arguments, and what the line must contain: key, value and allowed values
@@ -109,6 +109,7 @@ def test_help_lists_the_options_and_says_what_they_mean() -> None:
         "network": NetworkKeys,
         "compute": ComputeKeys,
         "run": RunKeys,
+        "tune": TuneKeys,
     }
     keys = {f"{group}.{field.name}" for group, schema in groups.items() for field in fields(schema)}
     assert explained == keys | {"mode"}

@@ -188,7 +188,7 @@ def test_autotuning_is_drawn_beside_the_sweep_and_the_published_curve() -> None:
         "bucket_size": 1024,
         "autotune": {"max_samples": 3, "sample_steps": 1, "warmup_steps": 1},
     }
-    for record, seconds in zip(swept, (1.0, 2.0), strict=True):
+    for record, seconds in zip(swept, (1, 2), strict=True):
         record["config"]["run"]["bucket_size"] = 2**24 * seconds
         record["result"] |= {"step_seconds": [seconds], "parameters": 2**28}
         record["result"]["sending"] = {"bucket_size": 2**24 * seconds, "buckets": 9, "channels": 2}

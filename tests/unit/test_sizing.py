@@ -31,12 +31,12 @@ def total(model: float, b: float, channels: int, costs: Costs) -> float:
     return model / b * max(b / costs.together, one / channels) + one
 
 
-@given(st.floats(1e8, 1e10), st.integers(1, 8), st.floats(1e-5, 1e-1), st.floats(1e7, 1e10), st.floats(1, 8))
+@given(st.integers(10**8, 10**10), st.integers(1, 8), st.floats(1e-5, 1e-1), st.floats(1e7, 1e10), st.floats(1, 8))
 def test_no_other_size_is_estimated_to_be_much_better(
-    model: float, channels: int, overhead: float, alone: float, more: float
+    model: int, channels: int, overhead: float, alone: float, more: float
 ) -> None:
     costs = Costs(overhead, alone, alone * min(more, channels))
-    chosen = bucket_size(int(model), channels, costs)
+    chosen = bucket_size(model, channels, costs)
     assert max(LEAST, model / PARTS) <= chosen <= max(model, LEAST) + 1
     tried = [model / k for k in range(1, PARTS + 1) if model / k >= LEAST]
     best = min(total(model, b, channels, costs) for b in tried)
