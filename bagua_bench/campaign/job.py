@@ -7,19 +7,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from bagua_bench.configuration.cell import Cell, Job
-from bagua_bench.configuration.network_shape import is_shaped
-from bagua_bench.launch import joined
+from bagua_bench.campaign.stage import Stage
+from bagua_bench.configuration.cell import Job
 from bagua_bench.launch.failures import RunFailed
-from bagua_bench.launch.local import Watch, run_local
-from bagua_bench.launch.shaped import run_shaped
-from bagua_bench.machine.scale import scale_model
+from bagua_bench.launch.local import Watch
 from bagua_bench.results import records
 from bagua_bench.results.records import Record
-from bagua_bench.results.result import Result
 
 
-def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None:
+def run_job(job: Job, campaign: str, stage: Stage, watch: Watch) -> tuple[Record, Path] | None:
     """Run a job and append its record; returns the record and its file, or None on ranks that do not record.
 
     A failed run is recorded and returned; an interrupted one is recorded and raises KeyboardInterrupt.
@@ -35,7 +31,7 @@ def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None
         return record, path
 
     try:
-        result = _run(job.cell, watch, measured)
+        result = stage.run(job.cell, watch, measured)
     except RunFailed as failure:
         reason, log = failure.reason, failure.log
         kept = keep(lambda record: records.fail(record, reason))
@@ -45,18 +41,6 @@ def run_job(job: Job, campaign: str, watch: Watch) -> tuple[Record, Path] | None
         keep(lambda record: records.fail(record, "interrupted"))
         raise
     return None if result is None else keep(lambda record: records.complete(record, result))
-
-
-def _run(cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result | None:
-    """The result, on the rank that records; `measured` receives the measurements of an emulated network."""
-    if cell.mode == "simulate":
-        from bagua_bench.simulate.run import simulate
-
-        return simulate(cell)
-    cell = scale_model(cell)
-    if joined.is_joined():
-        return joined.run_joined(cell)
-    return run_shaped(cell, watch, measured) if is_shaped(cell) else run_local(cell, watch)
 
 
 def _keep_log(folder: Path, record: Record, log: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bagua_bench.campaign.job import run_job
 from bagua_bench.campaign.plan import estimate, remaining
+from bagua_bench.campaign.stage import Stage
 from bagua_bench.configuration.cell import Job
 from bagua_bench.console import display, outcome
 from bagua_bench.launch import joined
@@ -19,20 +20,21 @@ def run_jobs(jobs: Sequence[Job], campaign: str, resume: bool) -> list[str]:
     known, todo = _open(jobs, campaign, resume)
     names = display.names([job.cell for job in jobs])
     failures = []
-    for number, job in enumerate(todo, len(jobs) - len(todo) + 1):
-        place = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
-        left = display.left(estimate(todo[number - 1 - len(jobs) :], known)) if len(jobs) > 1 else ""
-        with display.watching(place + left + job.cell.label) as watch:
-            kept = run_job(job, campaign, watch)
-        if kept is not None and joined.is_recorder():
-            record, where = kept
-            known.append(record)
-            if len(jobs) > 1:
-                outcome.show_line(place + names[record["cell"]], record)
-            else:
-                outcome.show(record, where)
-            if record["status"] != "done":
-                failures.append(f"{job.cell.label}: {record['reason']}")
+    with Stage() as stage:
+        for number, job in enumerate(todo, len(jobs) - len(todo) + 1):
+            place = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
+            left = display.left(estimate(todo[number - 1 - len(jobs) :], known)) if len(jobs) > 1 else ""
+            with display.watching(place + left + job.cell.label) as watch:
+                kept = run_job(job, campaign, stage, watch)
+            if kept is not None and joined.is_recorder():
+                record, where = kept
+                known.append(record)
+                if len(jobs) > 1:
+                    outcome.show_line(place + names[record["cell"]], record)
+                else:
+                    outcome.show(record, where)
+                if record["status"] != "done":
+                    failures.append(f"{job.cell.label}: {record['reason']}")
     if len(jobs) > 1 and joined.is_recorder():
         outcome.show_end(len(jobs) - len(todo), records.file_of(jobs[0].cell.run.results, campaign))
     return failures

@@ -254,7 +254,7 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a cell, in a fresh set of processes."""
+    """One run of a cell."""
 
     cell: Cell
     round: int

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from algorithms.codecs.base import Codec
 from bagua_bench.configuration.cell import Cell
@@ -36,15 +37,21 @@ class Emulation:
             return nullcontext()
         return Meter(self._debt, values=False)
 
-    def attach(self, trainer: Trainer) -> None:
-        """Make optimizer and codecs take as long as on the emulated machine, where the profile says so.
+    @contextmanager
+    def attached(self, trainer: Trainer) -> Iterator[None]:
+        """A context in which optimizer and codecs take as long as on the emulated machine, where the profile says so.
 
         The optimizer then updates nothing and keeps no state; messages keep their size.
         """
         if self._cell.profile.optimizer == "profile":
             trainer.optimizer.step = self._optimizer_step  # type: ignore[method-assign,assignment]
+        before = Codec.stand_in
         if self._cell.profile.codec == "profile":
             Codec.stand_in = staticmethod(self._debt)
+        try:
+            yield
+        finally:
+            Codec.stand_in = before
 
     def _optimizer_step(self, closure: object = None) -> None:
         self._pace.spend(self._compute.optimizer * self._slow)

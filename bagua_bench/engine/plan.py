@@ -16,6 +16,7 @@ from bagua_bench.engine import sizing
 from bagua_bench.engine.lanes import Channels
 
 _TRIES = 5  # the quickest of them counts: nothing makes a message quicker than it is
+_LIMIT = 0.2  # seconds that they may take together, unless there are only two
 
 Opener = Callable[[CountedComm, int, torch.device], Channels]
 
@@ -109,25 +110,25 @@ class Probe:
 
     def seconds(self, nbytes: int, number: int) -> float:
         """Time of so many all-reduces of nbytes at once, on the slowest rank; the best of a few tries."""
-        return min(self._once(nbytes, number) for _ in range(_TRIES))
-
-    def _once(self, nbytes: int, number: int) -> float:
         messages = [torch.zeros(max(1, nbytes // 4), device=self._device) for _ in range(number)]
-        self._together()
+        self._slowest([0.0])  # all ranks begin together, and all-reduces keep them together
+        first = self._slowest([self._once(messages)])
+        more = max(1, min(_TRIES - 1, round(_LIMIT / first)))
+        return min(first, self._slowest([self._once(messages) for _ in range(more)]))
+
+    def _once(self, messages: Sequence[Tensor]) -> float:
         began = time.perf_counter()
         for key, message in enumerate(messages):
             self._channels.submit(key, partial(_all_reduce, message))
         self._channels.wait()
         self._synchronize()
-        return self._slowest(time.perf_counter() - began)
+        return time.perf_counter() - began
 
-    def _together(self) -> None:
-        self._slowest(0.0)
-
-    def _slowest(self, seconds: float) -> float:
+    def _slowest(self, seconds: Sequence[float]) -> float:
+        """The least of the times, each on the rank where it was longest."""
         found = torch.tensor(seconds, device=self._device)
         self._comm.all_reduce(found, Op.MAX)
-        return float(found)
+        return float(found.min())
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

@@ -1,10 +1,12 @@
-"""Runs a cell on this machine: a torchrun agent per server, watched until all ranks are done."""
+"""Runs cells on this machine: a torchrun agent per server, watched until all ranks are done."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,57 +14,92 @@ from bagua_bench.configuration.cell import Cell
 from bagua_bench.launch import servers
 from bagua_bench.launch.failures import RunFailed, first_failure
 from bagua_bench.network.topology import THIS_MACHINE, Host
-from bagua_bench.processes import owner
+from bagua_bench.processes import mailbox, owner
 from bagua_bench.results.result import Result
 
 _POLL = 0.1  # seconds
 _GRACE = 2.0  # seconds that agents have to end the other ranks after one has failed
+_GOODBYE = 10.0  # seconds that ranks have to end by themselves after their last cell
 
 Watch = Callable[[dict[str, Any]], None]
 
 
-def run_local(cell: Cell, watch: Watch, hosts: Sequence[Host] = (THIS_MACHINE,)) -> Result:
-    """Run all ranks of a cell, spread equally over the hosts. Returns rank 0's result.
+class Workers:
+    """The processes of all ranks, which run one cell after another."""
 
-    `watch` gets every progress event. RunFailed when a rank fails or makes no progress; whatever happens, no process
-    and no file is left behind.
+    def __init__(self, agents: Sequence[servers.Agent], ranks_per_agent: int, folder: Path) -> None:
+        self._agents, self._ranks, self._folder = agents, ranks_per_agent, folder
+        self._numbers = count()
+
+    def run(self, cell: Cell, watch: Watch) -> Result:
+        """Run a cell. Returns rank 0's result; `watch` gets every progress event.
+
+        RunFailed when a rank fails or makes no progress; then the processes are of no further use.
+        """
+        number = next(self._numbers)
+        mailbox.post(self._folder / f"{number}.json", cell.to_json())
+        path = self._folder / f"result-{number}.json"
+        self._follow(path, self._folder / f"progress-{number}.jsonl", watch)
+        if not path.exists():
+            killed = servers.killed(self._agents)
+            raise RunFailed(killed or first_failure(self._folder, self._ranks), self._logs())
+        return Result.from_json(mailbox.wait(path))
+
+    def dismiss(self) -> None:
+        """Let the processes end by themselves, and wait until they have."""
+        mailbox.post(self._folder / f"{next(self._numbers)}.json", None)
+        deadline = time.monotonic() + _GOODBYE
+        while not all(self._ended()) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+
+    @property
+    def sound(self) -> bool:
+        """Whether no process has failed or ended."""
+        return not any(self._ended()) and not self._failed()
+
+    def _ended(self) -> list[bool]:
+        return [agent.poll() is not None for agent in self._agents]
+
+    def _failed(self) -> bool:
+        return any(agent.poll() for agent in self._agents) or any(self._folder.glob("logs/**/error.json"))
+
+    def _follow(self, result: Path, progress: Path, watch: Watch) -> None:
+        """Pass progress on until there is a result, or a rank has failed and the agents had time to end the others."""
+        seen, failed_at = 0, None
+        while not result.exists() and not all(self._ended()):
+            if failed_at is not None and time.monotonic() - failed_at > _GRACE:
+                return
+            time.sleep(_POLL)
+            if progress.exists():
+                with progress.open() as stream:
+                    stream.seek(seen)
+                    complete = stream.read().rpartition("\n")[0]
+                seen += len(complete.encode()) + bool(complete)
+                for line in complete.splitlines():
+                    watch(json.loads(line))
+            if failed_at is None and self._failed():
+                failed_at = time.monotonic()
+
+    def _logs(self) -> str:
+        """What the agents and their workers printed."""
+        paths = sorted(self._folder.glob("agent-*.log"))
+        if len(paths) == 1:
+            return paths[0].read_text()
+        return "".join(f"--- server {number}\n{path.read_text()}" for number, path in enumerate(paths))
+
+
+@contextmanager
+def workers(ranks: int, hosts: Sequence[Host] = (THIS_MACHINE,)) -> Iterator[Workers]:
+    """Processes for so many ranks, spread equally over the hosts.
+
+    Whatever happens, no process and no file is left behind.
     """
-    ranks = cell.cluster.ranks // len(hosts)
     with owner.folder() as name:
-        folder, agents = Path(name), list[servers.Agent]()
-        (folder / "config.json").write_text(json.dumps(cell.to_json()))
+        folder, agents, each = Path(name), list[servers.Agent](), ranks // len(hosts)
         try:
-            servers.start(agents, hosts, ranks, folder)
-            _follow(agents, folder, watch)
-            killed = servers.killed(agents)
+            servers.start(agents, hosts, each, folder)
+            found = Workers(agents, each, folder)
+            yield found
+            found.dismiss()
         finally:
             servers.end(agents)
-        if not (folder / "result.json").exists():
-            raise RunFailed(killed or first_failure(folder, ranks), _logs(folder))
-        return Result.from_json(json.loads((folder / "result.json").read_text()))
-
-
-def _follow(agents: Sequence[servers.Agent], folder: Path, watch: Watch) -> None:
-    """Pass progress on until all agents end, or a rank has failed and the agents had time to end the others."""
-    progress, seen, failed_at = folder / "progress.jsonl", 0, None
-    while any(agent.poll() is None for agent in agents):
-        if failed_at is not None and time.monotonic() - failed_at > _GRACE:
-            return
-        time.sleep(_POLL)
-        if progress.exists():
-            with progress.open() as stream:
-                stream.seek(seen)
-                complete = stream.read().rpartition("\n")[0]
-            seen += len(complete.encode()) + bool(complete)
-            for line in complete.splitlines():
-                watch(json.loads(line))
-        if failed_at is None and (any(agent.poll() for agent in agents) or any(folder.glob("logs/**/error.json"))):
-            failed_at = time.monotonic()
-
-
-def _logs(folder: Path) -> str:
-    """What the agents and their workers printed."""
-    paths = sorted(folder.glob("agent-*.log"))
-    if len(paths) == 1:
-        return paths[0].read_text()
-    return "".join(f"--- server {number}\n{path.read_text()}" for number, path in enumerate(paths))

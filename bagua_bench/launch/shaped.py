@@ -1,55 +1,95 @@
-"""Runs a cell on an emulated network, which is measured before and after."""
+"""Runs cells on an emulated network, which is measured before and after."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import shape_of
 from bagua_bench.launch.failures import RunFailed
-from bagua_bench.launch.local import Watch, run_local
+from bagua_bench.launch.local import Watch, Workers, workers
 from bagua_bench.network import star, survey, traffic
 from bagua_bench.network.commands import NetworkError
 from bagua_bench.results.result import Result
 
+_FRESH = 60.0  # seconds for which a survey of the network is good
 
-def run_shaped(cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
-    """Run all ranks on emulated servers. Returns rank 0's result; `measured` receives the network's description.
 
-    RunFailed if the network cannot be built or measured, or for the reasons of `run_local`; nothing is left behind.
+class Shaped:
+    """Processes on the servers of an emulated network."""
+
+    def __init__(self, network: star.Network, processes: Workers) -> None:
+        self._network, self._workers = network, processes
+        self._last: list[survey.Pair] | None = None
+        self._when = 0.0
+
+    @property
+    def sound(self) -> bool:
+        """Whether no process has failed or ended."""
+        return self._workers.sound
+
+    def run(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
+        """Run a cell. Returns rank 0's result; `measured` receives the network's description.
+
+        The network is measured before and after the first cell, and after each other one unless that was less than a
+        minute ago; the last measurement stands before the next cell.
+        RunFailed if the network cannot be measured, or for the reasons of `Workers.run`.
+        """
+        try:
+            return self._run(cell, watch, measured)
+        except (NetworkError, OSError) as error:
+            raise RunFailed(f"network: {error}") from error
+
+    def _run(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
+        network = self._network
+        measured |= survey.describe(network)
+        if first := self._last is None:
+            self._survey(watch)
+        self._note("before", measured)
+        drops = network.backend.drops()
+        watch({"phase": "starting"})
+        result = self._train(cell, watch)
+        measured["traffic"] = traffic.compare(result.ranks, cell.cluster.ranks_per_server)
+        measured["flags"] += traffic.flags(measured["traffic"])
+        measured["drops"] = network.backend.drops() - drops
+        if measured["drops"] and not any(link.loss for link in network.shape.links):
+            measured["flags"].append(f"{measured['drops']} packets were dropped by a full queue")
+        if first or time.monotonic() - self._when > _FRESH:
+            self._survey(watch)
+            self._note("after", measured)
+        return result
+
+    def _train(self, cell: Cell, watch: Watch) -> Result:
+        try:
+            return self._workers.run(cell, watch)
+        except RunFailed as failure:
+            try:
+                self._network.backend.drops()
+            except NetworkError as error:  # the ranks lost each other because the network ended
+                raise RunFailed(f"network: {error}", failure.log) from failure
+            raise
+
+    def _survey(self, watch: Watch) -> None:
+        watch({"phase": "probing the network"})
+        self._last, self._when = survey.survey(self._network), time.monotonic()
+
+    def _note(self, when: str, measured: dict[str, Any]) -> None:
+        assert self._last is not None, "surveyed"
+        measured[when] = self._last
+        measured["flags"] += survey.flags(self._network.shape, self._network.backend.frame, when, self._last)
+
+
+@contextmanager
+def shaped(cell: Cell) -> Iterator[Shaped]:
+    """The network that a cell asks for, with processes on its servers; RunFailed if the network cannot be built.
+
+    Nothing is left behind.
     """
     try:
-        with star.up(shape_of(cell)) as network:
-            measured |= survey.describe(network)
-            watch({"phase": "probing the network"})
-            _survey(network, "before", measured)
-            watch({"phase": "starting"})
-            result = _train(cell, watch, network)
-            measured["traffic"] = traffic.compare(result.ranks, cell.cluster.ranks_per_server)
-            measured["flags"] += traffic.flags(measured["traffic"])
-            watch({"phase": "probing the network"})
-            _survey(network, "after", measured)
-            return result
+        with star.up(shape_of(cell)) as network, workers(cell.cluster.ranks, network.hosts) as processes:
+            yield Shaped(network, processes)
     except (NetworkError, OSError) as error:
         raise RunFailed(f"network: {error}") from error
-
-
-def _train(cell: Cell, watch: Watch, network: star.Network) -> Result:
-    try:
-        return run_local(cell, watch, network.hosts)
-    except RunFailed as failure:
-        try:
-            network.backend.drops()
-        except NetworkError as error:  # the ranks lost each other because the network ended
-            raise RunFailed(f"network: {error}", failure.log) from failure
-        raise
-
-
-def _survey(network: star.Network, when: str, measured: dict[str, Any]) -> None:
-    before = network.backend.drops()
-    measured[when] = survey.survey(network)
-    measured["flags"] += survey.flags(network.shape, network.backend.frame, when, measured[when])
-    if when == "after":
-        measured["drops"] = before
-        if before and not any(link.loss for link in network.shape.links):
-            measured["flags"].append(f"{before} packets were dropped by a full queue")

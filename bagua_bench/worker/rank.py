@@ -1,18 +1,18 @@
 """One rank of a run: builds the task and the trainer from the resolved configuration, trains, measures, checks.
 
-Started by torchrun as `python -m bagua_bench.worker.rank FOLDER AGENT` (FOLDER holds config.json and receives
-progress.jsonl and result.json; the rank ends with the process AGENT), or called in-process in an existing job.
+Started by torchrun as `python -m bagua_bench.worker.rank FOLDER AGENT`, or called in-process in an existing job. It
+runs the cells FOLDER/0.json, 1.json and so on as they come, writes to progress-K.jsonl and result-K.json, and ends at a
+cell that is null, or with the process AGENT.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,11 @@ from bagua_bench.configuration.components import build
 from bagua_bench.emulate.emulation import Emulation
 from bagua_bench.engine.trainer import Trainer
 from bagua_bench.network import counters
+from bagua_bench.processes import mailbox
 from bagua_bench.processes.lifetime import die_with_parent
 from bagua_bench.results.result import NOT_CHECKED, Interface, RankResult, Result, Sending, with_traffic
 from bagua_bench.transport import environment
-from bagua_bench.worker import devices, memory
+from bagua_bench.worker import devices, meeting, memory
 from bagua_bench.worker.build import make_trainer
 from bagua_bench.worker.checks import check_replicas
 from bagua_bench.worker.loop import Loop
@@ -45,7 +46,7 @@ _PATIENCE, _LEAST_SECONDS = 20, 30.0
 def train(cell: Cell, progress: Progress) -> Result | None:
     """Run one cell in an existing torchrun or Slurm job; return the result on rank 0, None elsewhere."""
     run, transport = cell.run, cell.transport
-    dist.init_process_group("gloo", timeout=timedelta(seconds=run.timeout))
+    meeting.join(run.timeout)
     try:
         device = devices.choose(run.device)
         if transport.backend == "nccl":
@@ -59,9 +60,8 @@ def train(cell: Cell, progress: Progress) -> Result | None:
         arithmetic = nullcontext if emulation is None else emulation.arithmetic
         with make_trainer(cell, model, task.optimizer(model), comm, arithmetic) as trainer:
             memory.trim()  # the parameters have moved into buckets
-            if emulation is not None:
-                emulation.attach(trainer)
-            result = _measure(cell, task, trainer, comm, device, progress)
+            with nullcontext() if emulation is None else emulation.attached(trainer):
+                result = _measure(cell, task, trainer, comm, device, progress)
             if result is not None and emulation is not None:
                 return replace(result, emulation=emulation.description())
             return result
@@ -189,17 +189,24 @@ def _gather(own: RankResult) -> tuple[RankResult, ...] | None:
     return None if everyone is None else tuple(everyone)
 
 
+def _cells(folder: Path) -> Iterator[tuple[int, Cell]]:
+    """The cells to run, with their numbers, as their files appear."""
+    for number in count():
+        config = mailbox.wait(folder / f"{number}.json")
+        if config is None:
+            return
+        yield number, Cell.from_json(config)
+
+
 @record
 def main() -> None:
     """Entry point under torchrun."""
     die_with_parent(int(sys.argv[2]))
     folder = Path(sys.argv[1])
-    cell = Cell.from_json(json.loads((folder / "config.json").read_text()))
-    result = train(cell, Progress(folder / "progress.jsonl"))
-    if result is not None:
-        part = folder / "result.json.part"
-        part.write_text(json.dumps(result.to_json()))
-        part.rename(folder / "result.json")
+    for number, cell in _cells(folder):
+        result = train(cell, Progress(folder / f"progress-{number}.jsonl"))
+        if result is not None:
+            mailbox.post(folder / f"result-{number}.json", result.to_json())
 
 
 if __name__ == "__main__":

@@ -108,6 +108,18 @@ def test_inside_torchrun_the_command_joins_the_job(tmp_path: Path) -> None:
     assert record["config"]["cluster"]["ranks_per_server"] == 2, "the job's layout, not the configuration's"
 
 
+def test_a_campaign_inside_torchrun_runs_all_its_cells_in_the_same_processes(tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    tiny = ["task=quadratic", "run.steps=2", "run.warmup=1", "network.backend=none", "campaign.rounds=3"]
+    done = python(tmp_path, *torchrun, *COMMAND[1:], "campaign=quick", "algo=bytegrad", *tiny)
+    assert done.returncode == 0, done.stderr
+    assert [(record["status"], record["round"]) for record in recorded(tmp_path, "quick")] == [
+        ("done", 0),
+        ("done", 1),
+        ("done", 2),
+    ]
+
+
 def test_inside_slurm_the_command_joins_the_job(tmp_path: Path) -> None:
     slurm = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "4711", "SLURM_NODELIST": "localhost"}
     with Path(os.devnull).open("wb") as nothing:

@@ -62,3 +62,36 @@ def test_an_emulator_that_dies_ends_the_run(tmp_path: Path) -> None:
     assert parent.wait(60) == 1
     assert recorded(tmp_path)[0]["reason"] == "network: the link emulator ended with exit code -9"
     assert leftovers() == before
+
+
+SLEEPING = ["mode=emulate", *VGG, "run.warmup=0", "task.step_seconds=0.01"]
+TWO_SYSTEMS = "campaign.axes=['network.latency=1ms,2ms','algo=ddp,bytegrad']"
+
+
+def test_emulated_runs_in_a_row_share_their_network_and_are_measured_by_themselves(tmp_path: Path) -> None:
+    before = cleared()
+    done = bench(tmp_path, "campaign=quick", "campaign.rounds=1", *SLEEPING, TWO_SYSTEMS)
+    assert done.returncode == 0, done.stderr
+    found = recorded(tmp_path, "quick")
+    names = [(r["config"]["network"]["latency"], r["config"]["algo"]["name"], r["status"]) for r in found]
+    assert names == [(delay, algo, "done") for delay in (1e-3, 2e-3) for algo in ("ddp", "bytegrad")]
+    networks = [record["network"]["measured"] for record in found]
+    assert networks[1]["before"] == networks[0]["after"], "taken less than a minute ago"
+    assert networks[2]["before"] not in (networks[0]["before"], networks[0]["after"], None), "another network"
+    sent = [record["result"]["bytes_per_step"][0]["flat"] for record in found]
+    assert sent[0] > 3 * sent[1] and sent[:2] == sent[2:]
+    assert leftovers() == before
+
+
+def test_a_failure_costs_the_runs_behind_it_nothing(tmp_path: Path) -> None:
+    parent = start(
+        tmp_path, "campaign=quick", "campaign.rounds=1", *SLEEPING, "run.timeout=5s", "run.steps=100",
+        "network.latency=1ms", "campaign.axes=['algo=ddp,bytegrad,gradient_allreduce']",
+    )  # fmt: skip
+    while len(workers(parent.pid)) < 2:
+        assert parent.poll() is None
+    workers(parent.pid)[1].kill()
+    assert parent.wait(120) == 1
+    failed, *others = recorded(tmp_path, "quick")
+    assert failed["reason"] in ("rank 0: killed by SIGKILL", "rank 1: killed by SIGKILL")
+    assert [record["status"] for record in others] == ["done", "done"]

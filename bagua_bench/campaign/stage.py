@@ -1,0 +1,73 @@
+"""Where the runs of a session take place: processes, and the emulated network around them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.network_shape import is_shaped, shape_of
+from bagua_bench.launch import joined
+from bagua_bench.launch.local import Watch, workers
+from bagua_bench.launch.shaped import Shaped, shaped
+from bagua_bench.machine.scale import scale_model
+from bagua_bench.results.result import Result
+
+
+class Stage:
+    """Runs cells one after another.
+
+    Emulated cells in a row on the same network share it and its processes: building both takes longer than most of
+    their runs. Where computing is real, every run has fresh processes, so that none finds the memory or the caches
+    that another left.
+    """
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._shared: tuple[tuple[object, ...], Shaped] | None = None
+
+    def run(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result | None:
+        """Run a cell; the result on the rank that records, None on others.
+
+        `measured` receives the measurements of an emulated network. RunFailed if the run fails, or its network cannot
+        be built.
+        """
+        if cell.mode == "simulate":
+            from bagua_bench.simulate.run import simulate
+
+            return simulate(cell)
+        cell = scale_model(cell)
+        if joined.is_joined():
+            return joined.run_joined(cell)
+        if not is_shaped(cell):
+            self._end()
+            with workers(cell.cluster.ranks) as processes:
+                return processes.run(cell, watch)
+        try:
+            result = self._network(cell).run(cell, watch, measured)
+        except BaseException as error:
+            self._end(error)
+            raise
+        if cell.mode == "measure":
+            self._end()
+        return result
+
+    def _network(self, cell: Cell) -> Shaped:
+        """Processes on the cell's network: those of the run before if they fit and are sound, else new ones."""
+        needs = (cell.mode, shape_of(cell), cell.cluster.ranks, cell.transport)
+        if self._shared is None or self._shared[0] != needs or not self._shared[1].sound:
+            self._end()
+            self._shared = needs, self._open.enter_context(shaped(cell))
+        return self._shared[1]
+
+    def _end(self, error: BaseException | None = None) -> None:
+        """End what is kept, because of an error or because it is of no further use."""
+        kept, self._open, self._shared = self._open, ExitStack(), None
+        kept.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._end(error)
