@@ -81,6 +81,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         program = with_rounds(program, cluster, compute, declared.rounds)
     timing = Clock(cluster, compute).run(program)
     step = sum(taken[0]["step"] for taken in timing.steps) / len(timing.steps)
+    seconds, rounds = step * cell.haste, timing.round_seconds * cell.haste if program.round else math.nan
     samples = cell.task.batch * cell.run.accumulate * layout.ranks
     by_server = declared.by_server and layout.per_server > 1 and layout.servers > 1
     return {
@@ -93,9 +94,9 @@ def _row(cell: Cell) -> dict[str, Any]:
         "transport": cell.transport.name,
         "bucket": declared.buckets or f"{(scaled.run.bucket_size or 0) * scaled.shrink / 2**20:.3g} MiB",
         "channels": "" if declared.buckets else f"{scaled.run.channels}",
-        "step_seconds": step,
-        "epoch_seconds": step * layers.samples_per_epoch / samples,
-        "round_seconds": timing.round_seconds if program.round else math.nan,
+        "step_seconds": seconds,
+        "epoch_seconds": seconds * layers.samples_per_epoch / samples,
+        "round_seconds": rounds,
         "staleness_steps": (timing.staleness if timing.rounds else math.inf) if program.round else math.nan,
         "uncertainty": cluster.physics.uncertainty,
         "why": why(program, cluster, compute, step),

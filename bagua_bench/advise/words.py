@@ -58,7 +58,7 @@ def assumptions(cell: Cell) -> str:
     return "; ".join(
         [
             f"{cell.task.name}, batch {cell.task.batch}, {where}",
-            f"{duration(compute.step)} of computing ({compute.origin})",
+            f"{duration(compute.step * cell.haste)} of computing ({compute.origin})",
             ", ".join([rate, late, *also]),
             f"cluster={cell.cluster.name}, {_calibration(cell)}",
         ]

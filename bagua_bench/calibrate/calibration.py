@@ -100,8 +100,8 @@ class Source:
                     "task": cell.task.name,
                     "window": _window(cell.network, cell.shrink),
                     "role": k.role,
-                    "seconds": k.case.seconds,
-                    "predicted": predicted,
+                    "seconds": k.case.seconds * cell.haste,
+                    "predicted": predicted * cell.haste,
                     "error": predicted / k.case.seconds - 1,
                 }
             )

@@ -66,7 +66,7 @@ def case(cell: Cell, seconds: float) -> Case:
     cell = scale_model(cell)
     layers, cluster = layers_of(cell.task, cell.shrink), cluster_of(cell, Physics())
     cell = settled(cell, cluster)
-    return Case(cell, rehearse(cell), compute_of(cell, layers), cluster, seconds)
+    return Case(cell, rehearse(cell), compute_of(cell, layers), cluster, seconds / cell.haste)
 
 
 @dataclass(frozen=True)

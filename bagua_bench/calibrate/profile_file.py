@@ -51,6 +51,7 @@ def text(measured: Sequence[tuple[Measured, Layers]], head: Sequence[str]) -> st
         f"forward_share: {share:.4f}",
         f"memory_bandwidth: {bandwidth / 1e9:.4g}GB",
         "shrink: 1",
+        "haste: 1",
         "optimizer: profile",
         "codec: profile",
     ]

@@ -13,7 +13,7 @@ from bagua_bench.configuration import plain
 
 _NOT_IDENTITY = {"run": ("results",), "algo": ("about",), "task": ("about",)}
 """Keys of groups that are not part of the identity: where results go, and what is declared about a component."""
-_CAME_LATER = {"run": {"channels": 1}}
+_CAME_LATER: Mapping[str, Mapping[str, Any]] = {"run": {"channels": 1}, "compute": {"haste": 1.0}}
 """Keys that older versions did not have, with the value that stands for their behaviour."""
 
 
@@ -145,6 +145,7 @@ class ComputePart:
     forward_share: float
     memory_bandwidth: float
     shrink: float
+    haste: float
     optimizer: Literal["profile", "measured"]
     codec: Literal["profile", "measured"]
 
@@ -213,6 +214,11 @@ class Cell:
         return 1.0 if self.mode == "measure" or self.compute is None else self.compute.shrink
 
     @property
+    def haste(self) -> float:
+        """How many times quicker the run is than the configuration says; 1 where computing is real."""
+        return 1.0 if self.mode == "measure" or self.compute is None else self.compute.haste
+
+    @property
     def label(self) -> str:
         """Short text for people."""
         return f"{self.task.name} {self.algo.name} over {self.transport.name}, {self.cluster.ranks} ranks"
@@ -235,7 +241,8 @@ def identity(config: Mapping[str, Any]) -> str:
     """
     known = {key: _without(value, _NOT_IDENTITY.get(key, ())) for key, value in config.items()}
     for group, keys in _CAME_LATER.items():
-        known[group] = {key: value for key, value in known[group].items() if (key, value) not in keys.items()}
+        if known.get(group):
+            known[group] = {key: value for key, value in known[group].items() if (key, value) not in keys.items()}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
 
 

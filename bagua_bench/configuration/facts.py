@@ -56,6 +56,8 @@ class AlgorithmFacts:
     """What it sends together where run.bucket_size does not decide; empty where it does."""
     in_bytes: tuple[str, ...] = ()
     """Options in bytes (or MiB), which are smaller in a scale model."""
+    in_time: tuple[str, ...] = ()
+    """Options in milliseconds, or texts with a unit of time, which are shorter in a scale model of time."""
     modes: tuple[str, ...] = ("measure", "emulate", "simulate")
     """Modes it can be run in."""
     peer: bool = False

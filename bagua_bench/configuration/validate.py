@@ -76,6 +76,7 @@ def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
     yield "cluster.ranks_per_server", cluster.ranks_per_server, 1
     yield "task.batch", cell.task.options.get("batch", 1), 1
     yield "compute.shrink", cell.shrink, 1
+    yield "compute.haste", cell.haste, 1
 
 
 def _algorithm(cell: Cell) -> Iterator[str]:
@@ -90,6 +91,11 @@ def _algorithm(cell: Cell) -> Iterator[str]:
         yield (
             f"algo={name}: it pairs {what}, and cluster.servers={cluster.servers} x "
             f"cluster.ranks_per_server={cluster.ranks_per_server} gives {paired}; allowed: an even number{instead}"
+        )
+    if cell.haste != 1 and cell.network.loss:
+        yield (
+            f"compute.haste={cell.haste:g}: TCP waits as long as ever for a lost packet, and network.loss="
+            f"{cell.network.loss:g}; allowed: 1"
         )
     if declared.needs_shapes and cell.shrink != 1:
         yield (

@@ -39,6 +39,8 @@ def _table(name: str, cell: Cell, record: Record) -> Table:
     title = f"{name}, scale {cell.task.scale}, {record['ranks']} ranks, {record['source']}"
     if cell.shrink != 1:
         title += f", scale model 1 : {cell.shrink:g}"
+    if cell.haste != 1:
+        title += f", run {cell.haste:g} times as quick"
     table = Table(title=title, show_header=False)
     for row in _rows(cell, record):
         table.add_row(*row)
@@ -101,7 +103,7 @@ def _warm_up(cell: Cell) -> str:
 def _network(cell: Cell, found: dict[str, Any] | None) -> str:
     """The requested network, measured ranges over the pairs of servers, and where the two disagree."""
     lines = [f"asked: {asked(cell)}"]
-    if cell.shrink != 1:
+    if cell.shrink != 1 or cell.haste != 1:
         lines.append(f"in the scale model: {asked(scale_model(cell))}")
     if found:
         lines.append(f"measured: {measured(found)} ({found['backend']})")

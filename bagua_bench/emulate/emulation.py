@@ -61,9 +61,10 @@ class Emulation:
         origins = {"optimizer": self._cell.profile.optimizer, "codec": self._cell.profile.codec}
         real = [key for key, origin in origins.items() if origin == "measured"]
         slept = [key for key, origin in origins.items() if origin == "profile"]
-        compute, factor = self._compute, self._cell.shrink
-        size = f"size: tensors, buckets, TCP windows and bandwidths are 1/{factor:g} of the configuration's"
-        scaled = [size] if factor != 1 else []
+        compute, shrink, haste = self._compute, self._cell.shrink, self._cell.haste
+        size = f"size: tensors, buckets, TCP windows and bandwidths are 1/{shrink:g} of the configuration's"
+        pace = f"pace: computing, latencies and transfers took 1/{haste:g} of the time that is recorded"
+        scaled = [text for text, factor in ((size, shrink), (pace, haste)) if factor != 1]
         return Reality(
             real=(
                 "parameter and gradient tensors, autograd hooks, buckets, the engine's schedule, the algorithm's calls",

@@ -13,7 +13,7 @@ from bagua_bench.figures import rates, style
 from bagua_bench.results import stats
 from bagua_bench.results.records import Record, comparable
 
-AXES = ("algo", "task", "network.name", "network.bandwidth", "network.latency", "run.steps")
+AXES = ("algo", "task", "network.name", "network.bandwidth", "network.latency", "run.steps", "compute.haste")
 _STYLES = ("-", "--", "-.", ":")
 
 

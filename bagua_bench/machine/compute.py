@@ -26,9 +26,12 @@ class Compute:
 
 
 def compute_of(cell: Cell, layers: Layers) -> Compute:
-    """A cell's computing times: from `task.step_seconds`, otherwise the profile's entry, otherwise multiply-adds."""
+    """A cell's computing times: from `task.step_seconds`, otherwise the profile's entry, otherwise multiply-adds.
+
+    In a scale model of time they are its own.
+    """
     task, profile, accumulate = cell.task, cell.profile, cell.run.accumulate
-    bandwidth = profile.memory_bandwidth / cell.shrink  # smaller tensors take as long as the originals
+    bandwidth = profile.memory_bandwidth * cell.haste / cell.shrink  # smaller tensors take as long as the originals
     batch = task.batch * accumulate
     known = profile.step_seconds.get(task.name)
     if task.step_seconds is not None:
@@ -38,6 +41,7 @@ def compute_of(cell: Cell, layers: Layers) -> Compute:
     else:
         step = 6 * layers.macs * batch / profile.flops  # two FLOP per multiply-add; backward takes twice as many
         origin = f"multiply-adds at {profile.flops / 1e12:g} TFLOP/s (compute={profile.name})"
+    step /= cell.haste
     optimizer = min(layers.elements * layers.optimizer_bytes / bandwidth, step / 2)
     passes = step - optimizer
     forward = profile.forward_share * passes

@@ -1,4 +1,7 @@
-"""Scale models: emulated or simulated runs that send a fraction of the bytes. No torch import."""
+"""Scale models: emulated or simulated runs that send a fraction of the bytes, or take a fraction of the time.
+
+No torch import.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +10,56 @@ from dataclasses import replace
 from bagua_bench.configuration import facts, units
 from bagua_bench.configuration.cell import Cell
 
+_TIMES = ("latency", "jitter")  # of a link
+
 
 def scale_model(cell: Cell) -> Cell:
-    """The cell to run instead of a cell: rates, TCP windows and buckets shrink like the tensors; times stay the same.
+    """The cell to run instead of a cell.
 
-    A transfer then takes as long, relative to computing and to the latency, as in the original, with a fraction of the
-    bytes: 100 Gbit/s networks fit on a small machine.
+    compute.shrink: rates, TCP windows and buckets shrink like the tensors, and times stay the same. A transfer then
+    takes as long, relative to computing and to the latency, as in the original, with a fraction of the bytes: 100
+    Gbit/s networks fit on a small machine. compute.haste: computing, latencies and transfers are quicker, windows and
+    buckets stay the same. A step over a slow network then takes a fraction of its time. Software that is as fast as
+    ever counts for so many times as much, which is little where the network is slow.
     """
-    factor, network, algo = cell.shrink, cell.network, cell.algo
-    if factor == 1:
+    if cell.shrink == cell.haste == 1:
         return cell
-    smaller = {key: _smaller(f"algo.{key}", algo.options[key], factor) for key in facts.algorithm(algo).in_bytes}
+    network, algo, declared = cell.network, cell.algo, facts.algorithm(cell.algo)
+    smaller = {key: _smaller(f"algo.{key}", algo.options[key], cell.shrink) for key in declared.in_bytes}
+    shorter = {key: _shorter(f"algo.{key}", algo.options[key], cell.haste) for key in declared.in_time}
     links = cell.cluster.server.items()
-    servers = {number: {key: _slower(key, link[key], factor) for key in link} for number, link in links}
+    servers = {number: {key: _scaled(key, link[key], cell) for key in link} for number, link in links}
+    size = cell.run.bucket_size
     return replace(
         cell,
         network=replace(
             network,
-            bandwidth=_slower("bandwidth", network.bandwidth, factor),
-            tcp_window=int(network.tcp_window / factor),
+            bandwidth=_scaled("bandwidth", network.bandwidth, cell),
+            latency=network.latency / cell.haste,
+            jitter=network.jitter / cell.haste,
+            flow_rates=tuple(rate * cell.haste / cell.shrink for rate in network.flow_rates),
+            tcp_window=int(network.tcp_window / cell.shrink),
         ),
         cluster=replace(cell.cluster, server=servers),
-        run=replace(cell.run, bucket_size=_fewer(cell.run.bucket_size, factor)),
-        algo=replace(algo, options={**algo.options, **smaller}),
+        run=replace(cell.run, bucket_size=None if size is None else int(size / cell.shrink)),
+        algo=replace(algo, options={**algo.options, **smaller, **shorter}),
     )
 
 
-def _slower(key: str, value: float | None, factor: float) -> float | None:
-    """A link's value: a bandwidth is divided, others are unchanged."""
-    return value if value is None or key != "bandwidth" else value / factor
-
-
-def _fewer(nbytes: int | None, factor: float) -> int | None:
-    return None if nbytes is None else int(nbytes / factor)
+def _scaled(key: str, value: float | None, cell: Cell) -> float | None:
+    """A value of a link in the scale model."""
+    if value is None:
+        return None
+    if key == "bandwidth":
+        return value * cell.haste / cell.shrink
+    return value / cell.haste if key in _TIMES else value
 
 
 def _smaller(key: str, value: float | str, factor: float) -> float | str:
-    """A number, or a text with a unit, divided."""
-    if isinstance(value, str):
-        return f"{int(units.parse(key, value, units.BYTES) / factor)}B"
-    return value / factor
+    """A number, or a text with a unit of size, divided."""
+    return f"{int(units.parse(key, value, units.BYTES) / factor)}B" if isinstance(value, str) else value / factor
+
+
+def _shorter(key: str, value: float | str, factor: float) -> float | str:
+    """A number, or a text with a unit of time, divided."""
+    return f"{units.parse(key, value, units.SECONDS) / factor:.10g}s" if isinstance(value, str) else value / factor

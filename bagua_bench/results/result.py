@@ -27,6 +27,10 @@ class Averaging:
     staleness_steps: float | None
     """Mean number of steps from a snapshot to its application; None without a round."""
 
+    def slowed(self, factor: float) -> Averaging:
+        """With times so many times as long."""
+        return replace(self, round_seconds=None if self.round_seconds is None else self.round_seconds * factor)
+
 
 @dataclass(frozen=True)
 class Sending:
@@ -85,6 +89,15 @@ class RankResult:
     skipped_steps: int | None = None
     interface: Interface | None = None
     averaging: Averaging | None = None
+
+    def slowed(self, factor: float) -> RankResult:
+        """With times so many times as long."""
+        averaging = None if self.averaging is None else self.averaging.slowed(factor)
+        return replace(self, seconds=tuple(_times(step, factor) for step in self.seconds), averaging=averaging)
+
+
+def _times(seconds: Mapping[str, float], factor: float) -> dict[str, float]:
+    return {key: value * factor for key, value in seconds.items()}
 
 
 @dataclass(frozen=True)
@@ -155,6 +168,24 @@ class Result:
     """None for a peer."""
     study: Study | None = None
     """None without autotuning."""
+
+    def slowed(self, factor: float) -> Result:
+        """The result of the original from that of a scale model which was so many times quicker."""
+        if factor == 1:
+            return self
+        study, emulation = self.study, self.emulation
+        if study is not None:
+            trials = tuple(replace(trial, score=trial.score / factor) for trial in study.trials)
+            study = replace(study, trials=trials)
+        if emulation is not None:
+            emulation = replace(emulation, step_seconds=_times(emulation.step_seconds, factor))
+        return replace(
+            self,
+            ranks=tuple(rank.slowed(factor) for rank in self.ranks),
+            averaging=None if self.averaging is None else self.averaging.slowed(factor),
+            study=study,
+            emulation=emulation,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

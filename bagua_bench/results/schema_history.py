@@ -17,6 +17,7 @@ HISTORY = {
     3: "`config.run.channels`: how many buckets are under way at a time; 1 in older versions",
     4: "`result.sending`: size and number of the engine's buckets, and channels; `config.run.bucket_size` and "
     "`.channels` are null where they were left to the engine; `config.run.autotune` and `result.study`",
+    5: "`config.compute.haste`: how many times quicker a run was than its times say; 1 in older versions",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -76,5 +77,12 @@ def _from_3(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2, 3: _from_3}
+def _from_4(record: dict[str, Any]) -> dict[str, Any]:
+    config = record["config"]
+    if config.get("compute") is None:
+        return record
+    return {**record, "config": {**config, "compute": {**config["compute"], "haste": 1.0}}}
+
+
+_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4}
 """For each version, the migration to the next."""

@@ -54,7 +54,7 @@ def simulate(cell: Cell) -> Result:
         emulation=_description(cluster, compute),
         averaging=averaging,
         sending=_sending(cell, program),
-    )
+    ).slowed(cell.haste)
 
 
 def _sending(cell: Cell, program: Program) -> Sending | None:

@@ -20,7 +20,7 @@ class Progress:
             with self._path.open("a") as stream:
                 stream.write(json.dumps({"phase": phase, **fields}) + "\n")
 
-    def stepper(self, samples: int, steps: Mapping[str, int]) -> Callable[[str, int, float, float], None]:
+    def stepper(self, samples: float, steps: Mapping[str, int]) -> Callable[[str, int, float, float], None]:
         """A function (phase, step, loss, seconds) that reports a step of `samples` samples.
 
         steps: how many steps a phase has, if that is known beforehand.

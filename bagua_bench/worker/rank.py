@@ -63,7 +63,7 @@ def train(cell: Cell, progress: Progress) -> Result | None:
             with nullcontext() if emulation is None else emulation.attached(trainer):
                 result = _measure(cell, task, trainer, comm, device, progress)
             if result is not None and emulation is not None:
-                return replace(result, emulation=emulation.description())
+                return replace(result, emulation=emulation.description()).slowed(cell.haste)
             return result
     finally:
         dist.destroy_process_group()
@@ -82,7 +82,7 @@ def _measure(
     samples = task.batch * run.accumulate * size
     slowness = cell.cluster.slow_ranks.get(str(rank), 1.0) if learns else 1.0  # the emulation has its own
     declared = facts.algorithm(cell.algo)
-    report = progress.stepper(samples, {"untimed": run.untimed, "timed": declared.whole(run.steps)})
+    report = progress.stepper(samples / cell.haste, {"untimed": run.untimed, "timed": declared.whole(run.steps)})
     loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision)
     warmup_steps = _warm_up(run, task, trainer, loop, learns) if run.warmup or run.autotune else 0
     torch.manual_seed(run.seed + 1 + rank)  # dropout differs between ranks

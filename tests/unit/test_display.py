@@ -83,6 +83,11 @@ def test_a_scale_model_is_called_so_beside_the_network_asked_for_and_measured(mo
     assert "in the scale model: 400 Mbit/s, 5 ms one way; server 1: 100 Mbit/s" in text
     assert "measured: 96.5 Mbit/s ... 386 Mbit/s, round trip 10.1 ms ... 10.2 ms (link)" in text
     assert "a flag" in text and "of the scale model" in text
+    hasty = finished("mode=emulate", "compute.haste=8", *asked)
+    hasty["network"]["measured"] = record["network"]["measured"]
+    quick = shown(hasty, monkeypatch)
+    assert "emulated, run 8 times as quick" in quick
+    assert "in the scale model: 320 Gbit/s, 625 us one way; server 1: 80 Gbit/s" in quick
 
 
 def test_a_simulation_says_what_network_it_is_of(monkeypatch: pytest.MonkeyPatch) -> None:

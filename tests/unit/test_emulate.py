@@ -201,6 +201,25 @@ def test_a_scale_model_shrinks_what_is_sent_and_what_it_is_sent_over() -> None:
     assert scale_model(real) == real
 
 
+def test_a_hasty_scale_model_shortens_every_time_and_no_message() -> None:
+    """Computing, latencies, transfers and an algorithm's own intervals; windows hold what is under way as before."""
+    asked = ["mode=emulate", "network=10gbit", "network.latency=4ms", "network.jitter=1ms"]
+    asked += ["network.flow_rates=[8gbit]", "cluster.server.1.latency=2ms", "run.bucket_size=10MiB", "task=vgg16"]
+    cell, whole = resolved(*asked, "algo=async", "compute.haste=8"), resolved(*asked, "algo=async")
+    scaled = scale_model(cell)
+    assert (scaled.network.bandwidth, scaled.network.flow_rates) == (8e10, (6.4e10,))
+    assert (scaled.network.latency, scaled.network.jitter) == (0.0005, 0.000125)
+    assert scaled.cluster.server["1"]["latency"] == 0.00025
+    assert (scaled.network.tcp_window, scaled.run.bucket_size) == (whole.network.tcp_window, whole.run.bucket_size)
+    assert scaled.algo.options["interval_ms"] == whole.algo.options["interval_ms"] / 8
+    peer = scale_model(resolved("mode=simulate", "algo=horovod", "compute.haste=8"))
+    assert peer.algo.options["cycle_time"] == "0.000625s"
+    layers = layers_of(cell.task)
+    times, quick = compute_of(whole, layers), compute_of(scaled, layers)
+    assert 8 * quick.step == pytest.approx(times.step) and 8 * quick.optimizer == pytest.approx(times.optimizer)
+    assert quick.memory_bandwidth == 8 * times.memory_bandwidth
+
+
 def test_step_time_comes_from_the_task_the_profile_or_the_work() -> None:
     def of(*overrides: str) -> Compute:
         cell = resolved("mode=emulate", *overrides)

@@ -48,6 +48,24 @@ def test_without_a_network_to_wait_for_only_computing_is_left(algo: str) -> None
     assert 32 / 229 * 0.999 <= seconds <= 32 / 229 * 1.001 + slack
 
 
+@pytest.mark.parametrize("algo", ["gradient_allreduce", "bytegrad", "async", "horovod"])
+def test_a_hasty_scale_model_records_the_times_of_the_original(algo: str) -> None:
+    """On a network whose software is free, to the last digit but for rounding: seconds only change their unit."""
+    results = []
+    for factor in (1, 8):
+        asked = [f"algo={algo}", "cluster.ranks_per_server=1", "network=10gbit", "network.latency=2ms"]
+        chosen = cell("task=vgg16", f"compute.haste={factor}", *asked)
+        rates = dict.fromkeys(("ring", "connection", "process", "servers", "shaped", "inside"), 1e30)
+        times = dict.fromkeys(("latency", "inside_latency", "inside_hop", "call"), 0.0)
+        results.append(simulate(with_physics(chosen, **rates, **times)))
+    whole, quick = results
+    assert quick.ranks[0].sent == pytest.approx(whole.ranks[0].sent)
+    for one, other in zip(quick.ranks[0].seconds, whole.ranks[0].seconds, strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+    if whole.averaging is not None:
+        assert quick.averaging.round_seconds == pytest.approx(whole.averaging.round_seconds, rel=1e-3)
+
+
 @pytest.mark.parametrize("algo", ["gradient_allreduce", "bytegrad", "decentralized"])
 def test_a_scale_model_takes_the_time_of_the_original(algo: str) -> None:
     """On a network whose software is free: bytes, buckets, rates and windows are smaller by the same factor."""
