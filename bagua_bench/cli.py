@@ -24,6 +24,9 @@ VERBS = {
     "report": Verb("bagua_bench.report", "records as an HTML page"),
     "simulate": Verb("bagua_bench.calibrate", "calibrate and validate the simulator; profile a machine"),
     "network": Verb("bagua_bench.network", "build an emulated network, probe it, measure its accuracy"),
+    "overhead": Verb(
+        "bagua_bench.overhead", "an algorithm's time and memory beside DDP's, no network between: overhead time"
+    ),
     "transport": Verb("bagua_bench.transport", "settings of Bagua-Net for NCCL, and its check on GPUs"),
     "check-gpu": Verb("bagua_bench", "check and measure the suite on this machine's GPU", "check-gpu"),
 }

@@ -54,6 +54,10 @@ class AlgorithmFacts:
     """Whether it depends on the shapes of parameters; a scale model has flat tensors and says nothing about it."""
     buckets: str = ""
     """What it sends together where run.bucket_size does not decide; empty where it does."""
+    state: float = 0.0
+    """Bytes that a rank keeps besides weights, gradients and optimizer, over those of the weights."""
+    state_shared: float = 0.0
+    """The same of what all ranks keep a part of each, over the weights' and summed over the ranks."""
     in_bytes: tuple[str, ...] = ()
     """Options in bytes (or MiB), which are smaller in a scale model."""
     in_time: tuple[str, ...] = ()
@@ -74,6 +78,10 @@ class AlgorithmFacts:
     marker: str = ""
 
     group: ClassVar[str] = "algo"
+
+    def state_bytes(self, weights: float, ranks: int) -> float:
+        """Bytes of state that a rank of a flat job keeps with so many bytes of weights."""
+        return weights * (self.state + self.state_shared / ranks)
 
     def whole(self, steps: int) -> int:
         """`steps` rounded up to whole periods, because a mean over part of a period says nothing."""
@@ -133,10 +141,11 @@ def baseline() -> str:
 
 
 def register_resolvers() -> None:
-    """Register what declarations may use: ${equal:A,B}."""
+    """Register what declarations may use: ${equal:A,B}, and ${number:A}, 1 if A is true and 0 otherwise."""
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("equal", lambda a, b: a == b, replace=True)
+    OmegaConf.register_new_resolver("number", lambda a: int(a is True), replace=True)
 
 
 def declared(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,13 +18,14 @@ from bagua_bench.processes.interrupts import deferred
 _GRACE = 2.0  # seconds between asking agents to end and killing them
 _PORT = 29500  # of the rendezvous on the first server; emulated servers have all their ports to themselves
 
-_MALLOC = {
+MALLOC = {
     # Gradients and buffers of hundreds of MB come and go in every step. By default glibc returns them to the
     # kernel each time, and the page faults cost more than the communication; keep them instead.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(2**36),
     "MALLOC_TRIM_THRESHOLD_": str(2**36),
 }
+"""What ranks of a run tell their memory allocator."""
 
 Agent = subprocess.Popen[bytes]
 
@@ -66,7 +67,7 @@ def _environment(host: Host, ranks: int) -> dict[str, str]:
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
-        **_MALLOC,
+        **MALLOC,
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": host.interface,
         **({"NCCL_SOCKET_IFNAME": host.interface} if host.namespace else {}),

@@ -45,11 +45,13 @@ def hashes(cell: Cell) -> dict[str, str]:
 
 def code(cell: Cell) -> dict[str, Any]:
     """Version, git commit and hash of its uncommitted changes (null outside a checkout), hashes of the sources."""
-    return {"version": version("bagua-bench"), "git": _git(), **hashes(cell)}
+    return {"version": version("bagua-bench"), "git": commit(), **hashes(cell)}
 
 
 @cache
-def _git() -> dict[str, str | None] | None:
+def commit() -> dict[str, str | None] | None:
+    """Git's commit and the hash of uncommitted changes to it; None outside a checkout."""
+
     def git(*arguments: str) -> bytes:
         return subprocess.run(["git", "-C", str(HOME), *arguments], capture_output=True, check=True).stdout
 

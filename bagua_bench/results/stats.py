@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,13 +11,22 @@ _RESAMPLES = 2000
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean; with fewer than three values, both ends are the mean."""
+    """95 % bootstrap interval of the mean; with fewer than three values, both ends are the mean itself."""
+    return _interval(values, np.mean)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The same of the median."""
+    return _interval(values, np.median)
+
+
+def _interval(values: Sequence[float], of: Callable[..., Any]) -> tuple[float, float]:
     if len(values) < 3 or len(set(values)) == 1:
-        return float(np.mean(values)), float(np.mean(values))
+        return float(of(values)), float(of(values))
     from scipy.stats import bootstrap  # takes most of a second to import
 
     data = (np.asarray(values),)
-    ends = bootstrap(data, np.mean, n_resamples=_RESAMPLES, method="percentile", rng=np.random.default_rng(0))
+    ends = bootstrap(data, of, n_resamples=_RESAMPLES, method="percentile", rng=np.random.default_rng(0))
     return float(ends.confidence_interval.low), float(ends.confidence_interval.high)
 
 

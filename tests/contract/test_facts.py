@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -288,3 +289,49 @@ def test_a_missing_or_wrong_declaration_is_one_line() -> None:
     ):
         with pytest.raises(ValueError, match=f"conf/algo/bytegrad.yaml: {message}"):
             facts.algorithm(replace(algo, about=about))
+
+
+KEPT = 2**14
+"""Elements of the model whose memory is looked at: whatever has fewer than half as many is no state."""
+
+
+def storages() -> dict[int, int]:
+    """Bytes of the storages of all large tensors alive in this process, by address."""
+    gc.collect()
+    found = [x.untyped_storage() for x in gc.get_objects() if isinstance(x, Tensor) and x.device.type == "cpu"]
+    return {storage.data_ptr(): storage.nbytes() for storage in found if storage.nbytes() >= KEPT // 2}
+
+
+def kept(comm: CountedComm, cell: Cell) -> float:
+    """Bytes of all ranks, which are threads, beyond weights, gradients and optimizer, over those of one's weights."""
+    before = storages() if comm.rank == 0 else {}
+    comm.barrier()
+    model = Linear(KEPT)
+    with make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=0.05), comm) as trainer:
+        for step in range(facts.algorithm(cell.algo).warm_up + 2):
+            trainer.module(gradient(comm.rank, step, KEPT)).backward()
+            trainer.synchronize()
+            trainer.optimize()
+            trainer.finish_step()
+        trainer.module(gradient(comm.rank, step, KEPT)).backward()  # the gradients are there
+        trainer.synchronize()
+        moments = [x for state in trainer.optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+        with trainer.paused():
+            comm.barrier()
+            after = storages() if comm.rank == 0 else {}
+            comm.barrier()
+        trainer.optimize()
+        trainer.finish_step()
+    new = sum(nbytes for address, nbytes in after.items() if address not in before)
+    own = 2 * 4 * KEPT + sum(x.nbytes for x in moments if x.nbytes >= KEPT // 2)
+    return (new - comm.size * own) / (4 * KEPT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_declared_state_is_what_ranks_keep(name: str, size: int) -> None:
+    """A codec keeps room for one coded bucket, a quarter of the only one here: that is none of the state."""
+    cell = resolved(f"algo={name}", "task=quadratic", *short(name))
+    found = run("threads", size, kept, cell)[0]
+    declared_ = facts.algorithm(cell.algo).state_bytes(size, size)
+    assert declared_ - 0.01 < found < declared_ + 0.26 * size

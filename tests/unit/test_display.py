@@ -87,7 +87,7 @@ def test_a_scale_model_is_called_so_beside_the_network_asked_for_and_measured(mo
     hasty["network"]["measured"] = record["network"]["measured"]
     quick = shown(hasty, monkeypatch)
     assert "emulated, run 8 times as quick" in quick
-    assert "in the scale model: 320 Gbit/s, 625 us one way; server 1: 80 Gbit/s" in quick
+    assert "in the scale model: 320 Gbit/s, 0.625 ms one way; server 1: 80 Gbit/s" in quick
 
 
 def test_a_simulation_says_what_network_it_is_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""`bagua-bench overhead`: what algorithms cost beside PyTorch's DDP where no network counts, in time and in memory."""

@@ -1,0 +1,58 @@
+"""`bagua-bench overhead` through its command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli import python
+
+
+def rows(folder: Path, part: str, *arguments: str) -> list[dict[str, Any]]:
+    done = python(folder, "-m", "bagua_bench.overhead", part, "--results", "out", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((folder / "out" / f"{part}.json").read_text())
+    assert report["machine"]["cores"] and "commit" in report["code"]
+    found: list[dict[str, Any]] = report["rows"]
+    return found
+
+
+def test_time_shows_every_algorithm_beside_ddp_and_ddp_beside_itself(tmp_path: Path) -> None:
+    algos = "gradient_allreduce,bytegrad"
+    found = rows(tmp_path, "time", "--tasks", "transformer", "--rounds", "3", "--algos", algos, "task.scale=tiny")
+    assert [row["algorithm"] for row in found] == algos.split(",")
+    for row in found:
+        assert row["rounds"] == 3 and all(len(seconds) == 3 for seconds in row["seconds"].values())
+        assert row["low"] <= row["ratio"] <= row["high"] and row["same_low"] <= row["same"] <= row["same_high"]
+        assert min(min(seconds) for seconds in row["seconds"].values()) > 0
+
+
+def test_memory_counts_the_tensors_of_an_algorithm(tmp_path: Path) -> None:
+    """Three replicas of weights are seen in the process's memory, not only in the account of them."""
+    algos = "ddp,gradient_allreduce,low_precision_decentralized"
+    found = rows(tmp_path, "memory", "--tasks", "resnet50", "--algos", algos, "task.batch=4")
+    by_name = {row["algorithm"]: row for row in found}
+    weights = by_name["low_precision_decentralized"]["state_mb"] / 3
+    assert weights == pytest.approx(102.2, rel=0.01)  # ResNet-50: 25.6 million parameters
+    assert by_name["ddp"]["within"] == "-" and by_name["gradient_allreduce"]["state_mb"] == 0
+    more = by_name["low_precision_decentralized"]["peak_mb"] - by_name["gradient_allreduce"]["peak_mb"]
+    assert more == pytest.approx(3 * weights, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "nope"], "task=nope"),
+        (["mode=emulate"], "overhead: 2 measured ranks over gloo; leave out mode, cluster, network, transport"),
+        (["--algos", "horovod"], "algo=horovod: the suite has only its schedule; allowed: mode=simulate"),
+        (["task.batch=0"], "task.batch=0: must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = python(tmp_path, "-m", "bagua_bench.overhead", "time", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
