@@ -13,14 +13,14 @@ import pandas as pd
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell, ClusterPart
 from bagua_bench.configuration.conf_folder import FOLDER
-from bagua_bench.machine.compute import Compute, compute_of
+from bagua_bench.machine.compute import Compute, compute_of, speed_classes
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Program
 from bagua_bench.machine.scale import scale_model
 from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.defaults import settled
-from bagua_bench.simulate.run import step_seconds, with_rounds
+from bagua_bench.simulate.run import mean_step, step_seconds, with_rounds
 
 BUCKETS = (1, 5, 10, 25, 64)
 """Bucket sizes to try, MiB."""
@@ -52,7 +52,9 @@ def variants(cell: Cell) -> Iterator[list[str]]:
 
 
 def _ways() -> list[list[str]]:
-    return [[f"run.bucket_size={size}MiB", f"run.channels={number}"] for number in CHANNELS for size in BUCKETS]
+    """What the engine chooses by itself, then what a user may choose instead."""
+    chosen = [[f"run.bucket_size={size}MiB", f"run.channels={number}"] for number in CHANNELS for size in BUCKETS]
+    return [["run.bucket_size=null", "run.channels=null"], *chosen]
 
 
 def length(declared: facts.AlgorithmFacts) -> list[str]:
@@ -79,8 +81,9 @@ def _row(cell: Cell) -> dict[str, Any]:
     declared, layout = facts.algorithm(cell.algo), cluster.layout
     if program.round is not None:
         program = with_rounds(program, cluster, compute, declared.rounds)
-    timing = Clock(cluster, compute).run(program)
-    step = sum(taken[0]["step"] for taken in timing.steps) / len(timing.steps)
+    factors = [*speed_classes(cell.cluster)]
+    timing = Clock(cluster, compute, factors).run(program)
+    step = mean_step(timing)
     seconds, rounds = step * cell.haste, timing.round_seconds * cell.haste if program.round else math.nan
     samples = cell.task.batch * cell.run.accumulate * layout.ranks
     by_server = declared.by_server and layout.per_server > 1 and layout.servers > 1
@@ -99,13 +102,16 @@ def _row(cell: Cell) -> dict[str, Any]:
         "round_seconds": rounds,
         "staleness_steps": (timing.staleness if timing.rounds else math.inf) if program.round else math.nan,
         "uncertainty": cluster.physics.uncertainty,
-        "why": why(program, cluster, compute, step),
+        "why": why(program, cluster, compute, step, factors),
     }
 
 
-def why(program: Program, cluster: Cluster, compute: Compute, step: float) -> str:
-    """Whichever of latency and bandwidth causes more waiting: the share of a step it costs, of the share waited."""
-    waiting = 1 - compute.step / step
+def why(program: Program, cluster: Cluster, compute: Compute, step: float, factors: Sequence[float] = (1.0,)) -> str:
+    """Whichever of latency and bandwidth causes more waiting: the share of a step it costs, of the share waited.
+
+    Waiting for a straggler's computing is not counted; `factors` are those of `step_seconds`.
+    """
+    waiting = 1 - compute.step * max(factors) / step
     if waiting < _NEGLIGIBLE:
         return f"compute-bound: {max(0.0, waiting):.0%} waiting"
     near = deepcopy(cluster.network)
@@ -114,8 +120,8 @@ def why(program: Program, cluster: Cluster, compute: Compute, step: float) -> st
     wide = dict.fromkeys(("line", "ring", "connection", "process", "servers", "shaped"), 1000000000000000.0)
     no_limit = replace(cluster, network=replace(near, line=1e15), physics=replace(cluster.physics, **wide))
     saved = {
-        "latency": step - step_seconds(program, no_latency, compute),
-        "bandwidth": step - step_seconds(program, no_limit, compute),
+        "latency": step - step_seconds(program, no_latency, compute, factors),
+        "bandwidth": step - step_seconds(program, no_limit, compute, factors),
     }
     kind = max(saved, key=lambda key: saved[key])
     return f"{kind}-bound: {max(saved[kind], 0) / step:.0%} of {waiting:.0%} waiting"

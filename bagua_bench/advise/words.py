@@ -58,11 +58,15 @@ def assumptions(cell: Cell) -> str:
     return "; ".join(
         [
             f"{cell.task.name}, batch {cell.task.batch}, {where}",
-            f"{duration(compute.step * cell.haste)} of computing ({compute.origin})",
+            f"{duration(compute.step * cell.haste)} of computing ({compute.origin}){_stragglers(cell)}",
             ", ".join([rate, late, *also]),
             f"cluster={cell.cluster.name}, {_calibration(cell)}",
         ]
     )
+
+
+def _stragglers(cell: Cell) -> str:
+    return "".join(f", {factor:g} times as long on rank {rank}" for rank, factor in cell.cluster.slow_ranks.items())
 
 
 def _calibration(cell: Cell) -> str:

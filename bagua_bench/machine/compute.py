@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from bagua_bench.configuration.cell import Cell, ClusterPart
@@ -46,6 +47,13 @@ def compute_of(cell: Cell, layers: Layers) -> Compute:
     passes = step - optimizer
     forward = profile.forward_share * passes
     return Compute(forward, passes - forward, optimizer, bandwidth, origin)
+
+
+def speed_classes(cluster: ClusterPart) -> dict[float, int]:
+    """Factors on the computing time, in ascending order, and how many ranks have each."""
+    classes = Counter(slow_factors(cluster).values())
+    classes[1.0] += cluster.ranks - len(cluster.slow_ranks)
+    return {factor: classes[factor] for factor in sorted(classes) if classes[factor]}
 
 
 def slow_factors(cluster: ClusterPart) -> dict[int, float]:

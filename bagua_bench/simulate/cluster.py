@@ -152,12 +152,17 @@ class Cluster:
 
     @property
     def lossy(self) -> float:
-        """Rate of a connection under loss, bytes/s: Mathis (Reno, every segment acknowledged) or RFC 9438 (CUBIC)."""
+        """Rate of a connection under loss, bytes/s: Mathis (Reno, every segment acknowledged) or RFC 9438 (CUBIC).
+
+        Without a round trip it is unlimited.
+        """
         p, trip = self.network.loss, 2 * self.latency
         if p <= 0:
             return math.inf
         if self.network.congestion == "bbr":
             return self.line * (1 - p)
+        if trip == 0:
+            return math.inf
         reno = MSS / trip * 1.22 / math.sqrt(p)
         if self.network.congestion == "reno":
             return reno

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.machine.compute import Compute, compute_of, slow_factors
+from bagua_bench.machine.compute import Compute, compute_of, speed_classes
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Collective, Program
 from bagua_bench.machine.scale import scale_model
@@ -32,15 +32,12 @@ def simulate(cell: Cell) -> Result:
     cell = settled(cell, cluster)
     program = rehearse(cell)
     compute = compute_of(cell, layers)
-    ranks, slow = cell.cluster.ranks, slow_factors(cell.cluster)
-    classes: Counter[float] = Counter(slow.values())
-    classes[1.0] += ranks - len(slow)
-    present = sorted(factor for factor, count in classes.items() if count)
+    ranks, classes = cell.cluster.ranks, speed_classes(cell.cluster)
     least = facts.algorithm(cell.algo).rounds
     if program.round is not None:
         program = with_rounds(program, cluster, compute, least)
-    timing = Clock(cluster, compute, present).run(program)
-    entries, counts = _ranks(program, timing, [classes[factor] for factor in present])
+    timing = Clock(cluster, compute, [*classes]).run(program)
+    entries, counts = _ranks(program, timing, [*classes.values()])
     averaging = None if program.round is None else _averaging(timing)
     return Result(
         ranks=entries,
@@ -81,10 +78,14 @@ def with_rounds(program: Program, cluster: Cluster, compute: Compute, least: int
     return replace(program, steps=program.steps + program.steps[-1:] * (steps - len(program.steps)))
 
 
-def step_seconds(program: Program, cluster: Cluster, compute: Compute) -> float:
-    """Mean time of a step without stragglers, seconds."""
-    steps = Clock(cluster, compute).run(program).steps
-    return sum(step[0]["step"] for step in steps) / len(steps)
+def step_seconds(program: Program, cluster: Cluster, compute: Compute, factors: Sequence[float] = (1.0,)) -> float:
+    """Mean time of a step, seconds: of the slowest of the ranks whose computing takes `factors` times as long."""
+    return mean_step(Clock(cluster, compute, factors).run(program))
+
+
+def mean_step(timing: Timing) -> float:
+    """Mean time of a step, seconds, each of them its slowest class's."""
+    return sum(max(one["step"] for one in step) for step in timing.steps) / len(timing.steps)
 
 
 def _ranks(program: Program, timing: Timing, classes: list[int]) -> tuple[tuple[RankResult, ...], tuple[float, ...]]:

@@ -154,10 +154,24 @@ def test_advice_says_what_binds(settings: list[str], kind: str) -> None:
     assert row["why"].startswith(f"{kind}-bound")
 
 
+def test_advice_reckons_with_a_straggler() -> None:
+    """What waits for it takes its time; what it waits for besides is still said."""
+    asked = ("mode=simulate", "task=vgg16", "cluster=local_emulated", "cluster.servers=4", "network.bandwidth=100gbit")
+    cells = [
+        resolved(*asked, "algo=gradient_allreduce", "run.steps=2", *slow) for slow in ((), ("+cluster.slow_ranks.3=4",))
+    ]
+    even, late = (ranking.advise([cell]).iloc[0] for cell in cells)
+    assert (
+        late["step_seconds"] == pytest.approx(4 * 32 / 229, rel=0.02)
+        and even["step_seconds"] < late["step_seconds"] / 3
+    )
+    assert late["why"].startswith("compute-bound")
+
+
 def test_advice_is_sorted_and_compares_hierarchies(tmp_path: Path) -> None:
     cell = resolved("mode=simulate", "task=vgg16", "algo=bytegrad", "cluster=bagua_paper", "run.steps=1")
     variants = list(ranking.variants(cell))
-    assert len(variants) == 2 * len(ranking.BUCKETS) * len(ranking.CHANNELS)
+    assert len(variants) == 2 * (1 + len(ranking.BUCKETS) * len(ranking.CHANNELS))
     cells = []
     for rate in ("1gbit", "100gbit", "10gbit"):
         cells.append(

@@ -10,8 +10,9 @@ import matplotlib
 import pandas as pd
 import pytest
 
-from bagua_bench.figures import autotune, channels, defaults, learning, throughput, transports
+from bagua_bench.figures import autotune, channels, defaults, learning, regret, throughput, transports
 from bagua_bench.results import records
+from tests.catalogue import resolved
 from tests.integration.cli import python
 from tests.unit.test_records import RESULT, new
 
@@ -173,6 +174,41 @@ def test_defaults_are_compared_with_ddp_on_the_same_network() -> None:
     defaults.draw(rows, axes)
     assert task == "vgg16"
     assert [line.get_ydata()[0] for line in axes.lines[:2]] == pytest.approx([3, 0.5])
+    plt.close(figure)
+
+
+def measured(rate: str, throughputs: dict[str, float]) -> list[dict[str, Any]]:
+    """Three rounds of each algorithm on four servers, almost alike."""
+    found = []
+    for algo, value in throughputs.items():
+        place = ("mode=emulate", "cluster=local_emulated", "cluster.servers=4", f"network.bandwidth={rate}")
+        cell = resolved(*place, "task=vgg16", f"algo={algo}", "compute.shrink=100", "run.steps=2")
+        for round_ in range(3):
+            record = json.loads(json.dumps(records.complete(new(round_), RESULT)))
+            record |= {"config": cell.to_json(), "cell": cell.id}
+            record["result"] |= {"throughput": value * (1 + round_ / 1000), "samples_per_step": 128}
+            found.append(record)
+    return found
+
+
+def test_regret_is_the_advised_algorithms_time_over_the_fastest_ones() -> None:
+    """At 1 Gbit/s 8 bits are advised, of DDP's update, and the exchange with one peer at half the bytes of DDP's."""
+    from matplotlib import pyplot as plt
+
+    right = measured("1gbit", {"ddp": 10.0, "bytegrad": 30.0, "decentralized": 20.0})
+    wrong = measured("2gbit", {"ddp": 40.0, "bytegrad": 20.0, "decentralized": 80.0})
+    data = regret.table([*right, *wrong])
+    assert list(data["question"]) == ["all algorithms"] * 2 + ["learning what DDP learns"] * 2
+    same = data[data["question"] == "learning what DDP learns"].set_index("place")
+    assert list(same["advised"]) == ["bytegrad"] * 2 and list(same["fastest"]) == ["bytegrad", "ddp"]
+    assert list(same["regret"]) == pytest.approx([1, 2]) and list(same["first"]) == [True, False]
+    assert list(same["algorithms"]) == [2, 2] and list(same["rounds"]) == [3, 3]
+    every = data[data["question"] == "all algorithms"]
+    assert list(every["fastest"]) == ["bytegrad", "decentralized"]
+    figure, axes = plt.subplots()
+    regret.draw(data, axes)
+    assert list(axes.lines[1].get_ydata()) == pytest.approx([1, 2])
+    assert "first in 1 of 2, median 1.50, worst 2.00" in axes.get_legend().get_texts()[1].get_text()
     plt.close(figure)
 
 
