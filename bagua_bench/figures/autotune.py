@@ -18,8 +18,10 @@ AXES = (
     "task",
     *(f"network.{key}" for key in ("name", "bandwidth", "latency")),
     *(f"run.{key}" for key in ("bucket_size", "channels", "autotune")),
+    "compute.haste",
 )
 PUBLISHED = "published"
+AFTERWARDS = "afterwards"
 _METRICS = {"autotune_speed": "score", "autotune_best_speed": "best_so_far"}
 _GIB, _ELEMENT = 2**30, 4
 
@@ -27,13 +29,17 @@ _GIB, _ELEMENT = 2**30, 4
 def table(records: Sequence[Record]) -> pd.DataFrame:
     """One row per setting: of a study in the order of its trials, of a sweep (runs without a study) one per run.
 
-    `score` is GiB of the model per second of a step. The released service's published curve follows, whose scores are
-    of forward and backward passes alone. ValueError if the records differ in more than algorithm, task, network,
+    `score` is GiB of the model per second of a step, `of_best` its share of the best mean score of the sweep. A study is
+    followed by the steps that were taken with what it found. The released service's published curve comes last, whose
+    scores are of forward and backward passes alone. ValueError if the records differ in more than algorithm, task, network,
     bucket size, channels and autotuning.
     """
     comparable(records, AXES)
-    rows = [row for record in records for row in _rows(record)]
-    return pd.DataFrame([*rows, *_published()])
+    data = pd.DataFrame([row for record in records for row in _rows(record)])
+    swept = data[data["series"] == "sweep"]
+    best = swept.groupby(["case", "bucket_size_2p", "channels"])["score"].mean().groupby("case").max()
+    data["of_best"] = data["score"] / data["case"].map(best)
+    return pd.concat([data, pd.DataFrame(list(_published()))], ignore_index=True)
 
 
 def _rows(record: Record) -> Iterator[dict[str, Any]]:
@@ -45,11 +51,12 @@ def _rows(record: Record) -> Iterator[dict[str, Any]]:
             best = max(best, trial["score"])
             own |= {"series": _start(cell), "step": end, **trial["values"], "score": trial["score"]}
             yield {**own, "best_so_far": best}
-    elif (sending := result.get("sending")) and sending.get("bucket_size"):
+    if (sending := result.get("sending")) and sending.get("bucket_size"):
         step = float(np.mean(result["step_seconds"]))
         size = {"bucket_size_2p": float(np.log2(sending["bucket_size"])), "channels": sending["channels"]}
         gibibytes = _ELEMENT * result["parameters"] * cell.shrink / _GIB
-        yield {**own, "series": "sweep", **size, "score": gibibytes / step}
+        when = {"series": f"{_start(cell)}, {AFTERWARDS}"} if study else {"series": "sweep"}
+        yield {**own, **when, **size, "score": gibibytes / step}
 
 
 def _case(cell: Cell) -> str:
@@ -77,11 +84,15 @@ def parts(data: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
     """Scores against steps as dots, and the best so far as lines; the best of the sweep is dashed."""
-    for number, (series, rows) in enumerate(data[data["series"] != "sweep"].groupby("series", sort=False)):
+    after = data["series"].str.endswith(AFTERWARDS)
+    for number, (series, rows) in enumerate(data[~after & (data["series"] != "sweep")].groupby("series", sort=False)):
+        reached = data[data["series"] == f"{series}, {AFTERWARDS}"]["of_best"].mean()
+        label = str(series) if np.isnan(reached) else f"{series}: then {reached:.2f} of the best"
         for _, one in rows.groupby("round"):
             colour = f"C{number}"
             axes.plot(one["step"], one["score"], ".", color=colour, markersize=4)
-            axes.step(one["step"], one["best_so_far"], where="post", color=colour, linewidth=1.2, label=str(series))
+            axes.step(one["step"], one["best_so_far"], where="post", color=colour, linewidth=1.2, label=label)
+            label = "_"
     sweep = data[data["series"] == "sweep"]
     if len(sweep):
         best = sweep.groupby(["bucket_size_2p", "channels"])["score"].mean().max()

@@ -228,12 +228,16 @@ def test_autotuning_is_drawn_beside_the_sweep_and_the_published_curve() -> None:
         record["config"]["run"]["bucket_size"] = 2**24 * seconds
         record["result"] |= {"step_seconds": [seconds], "parameters": 2**28}
         record["result"]["sending"] = {"bucket_size": 2**24 * seconds, "buckets": 9, "channels": 2}
+    tuned["result"] |= {"step_seconds": [1.25], "parameters": 2**28}
+    tuned["result"]["sending"] = {"bucket_size": 2**24, "buckets": 9, "channels": 1}
     data = autotune.table([tuned, *swept])
     cases = autotune.parts(data)
     assert list(cases) == ["vgg16_bytegrad_1gbit_1ms", autotune.PUBLISHED]
     own = cases["vgg16_bytegrad_1gbit_1ms"]
     assert list(own["best_so_far"].dropna()) == [0.1, 0.5, 0.5]
-    assert set(own["series"]) == {"from buckets of 2^10 bytes", "sweep"}
+    start = "from buckets of 2^10 bytes"
+    assert set(own["series"]) == {start, f"{start}, afterwards", "sweep"}
+    assert list(own[own["series"] == f"{start}, afterwards"]["of_best"]) == pytest.approx([0.8])
     assert list(own[own["series"] == "sweep"]["score"]) == pytest.approx([1.0, 0.5])
     assert len(cases[autotune.PUBLISHED]) == 30
     for rows in cases.values():
