@@ -29,10 +29,10 @@ _GIB, _ELEMENT = 2**30, 4
 def table(records: Sequence[Record]) -> pd.DataFrame:
     """One row per setting: of a study in the order of its trials, of a sweep (runs without a study) one per run.
 
-    `score` is GiB of the model per second of a step, `of_best` its share of the best mean score of the sweep. A study is
-    followed by the steps that were taken with what it found. The released service's published curve comes last, whose
-    scores are of forward and backward passes alone. ValueError if the records differ in more than algorithm, task, network,
-    bucket size, channels and autotuning.
+    `score` is GiB of the model per second of a step, `of_best` its share of the best mean score of the sweep. A study
+    is followed by the steps that were taken with what it found. The released service's published curve comes last,
+    whose scores are of forward and backward passes alone. ValueError if the records differ in more than algorithm,
+    task, network, bucket size, channels and autotuning.
     """
     comparable(records, AXES)
     data = pd.DataFrame([row for record in records for row in _rows(record)])
