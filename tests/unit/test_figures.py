@@ -10,7 +10,7 @@ import matplotlib
 import pandas as pd
 import pytest
 
-from bagua_bench.figures import autotune, channels, defaults, learning, regret, throughput, transports
+from bagua_bench.figures import autotune, channels, defaults, learning, one_channel, regret, throughput, transports
 from bagua_bench.results import records
 from tests.catalogue import resolved
 from tests.integration.cli import python
@@ -175,6 +175,27 @@ def test_defaults_are_compared_with_ddp_on_the_same_network() -> None:
     assert task == "vgg16"
     assert [line.get_ydata()[0] for line in axes.lines[:2]] == pytest.approx([3, 0.5])
     plt.close(figure)
+
+
+def test_an_algorithm_is_compared_with_itself_on_the_same_network() -> None:
+    from matplotlib import pyplot as plt
+
+    found = []
+    for gbit, factor in ((1.0, 1.0), (100.0, 0.5)):
+        for number, rate in ((None, 10 * factor), (1, 10.0)):
+            group = campaign({"bytegrad": [rate * x for x in (1.0, 1.01, 0.99, 1.0, 1.005)]})
+            for record in group:
+                record["config"]["run"]["channels"] = number
+            found += [on(record, "vgg16", gbit, 1) for record in group]
+    data = one_channel.table(found)
+    assert list(data["ratio_to_one_channel"]) == pytest.approx([1, 0.5])
+    assert list(data["slower_than_one_channel"]) == [False, True]
+    figure, axes = plt.subplots()
+    one_channel.draw(data, axes)
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([1, 0.5])
+    plt.close(figure)
+    with pytest.raises(ValueError, match=r"run\.channels=null and 1 on each network"):
+        one_channel.table(found[:5])
 
 
 def measured(rate: str, throughputs: dict[str, float]) -> list[dict[str, Any]]:
