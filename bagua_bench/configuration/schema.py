@@ -75,7 +75,7 @@ class RunKeys:
     precision: Precision = Precision.fp32
     overlap: bool = True
     bucket_size: Optional[str] = None  # noqa: UP045  OmegaConf reads it; null: by what collectives cost
-    channels: Optional[int] = None  # noqa: UP045  buckets under way at a time; null: 2, over NCCL 1
+    channels: Optional[int] = None  # noqa: UP045  buckets under way at a time; null: 4, over NCCL 1
     find_unused_parameters: bool = False
     accumulate: int = 1
     timeout: str = "60s"

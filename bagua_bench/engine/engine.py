@@ -46,7 +46,7 @@ class Engine(Saved):
     comm: the ranks that take part; None: all ranks of torch.distributed's default group.
     bucket_size: bytes at which a bucket closes; 0 makes one bucket per tensor. None: chosen by what collectives cost,
     at least `least_bucket` (engine/sizing.py).
-    channels: how many buckets are under way at a time, each over a communicator of its own. None: two on the CPU.
+    channels: how many buckets are under way at a time, each over a communicator of its own. None: four on the CPU.
     overlap: run communication beside the backward (or forward) pass; off: after it.
     find_unused_parameters: let parameters go without a gradient in a step; off: an error names them.
     broadcast_buffers: keep buffers alike: rank 0's, or, where replicas differ, the mean of floating-point ones.

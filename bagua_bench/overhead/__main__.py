@@ -36,6 +36,8 @@ from bagua_bench.processes.together import PartFailed
 from bagua_bench.results import provenance
 
 _BASE = ("mode=measure", "task.scale=cpu", "run.device=cpu", "cluster.servers=1", "cluster.ranks_per_server=2")
+_ENGINES = ("run.bucket_size=", "run.channels=")
+"""What is said to the engine is not said to peers."""
 _RANKS = 2
 _LIMIT = 1800.0  # seconds for all steps of one task
 _AT_ONCE = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**16)}
@@ -119,7 +121,8 @@ def _scales(overrides: Sequence[str]) -> tuple[str, str]:
 
 def _cell(task: str, algo: str, overrides: Sequence[str]) -> Cell:
     """The cell of a system. ConfigError if it cannot be run."""
-    cell = compose_cell([*_BASE, f"task={task}", f"algo={algo}", *overrides])
+    given = [text for text in overrides if not (text.startswith(_ENGINES) and facts.option(algo).peer)]
+    cell = compose_cell([*_BASE, f"task={task}", f"algo={algo}", *given])
     validate(cell)
     if cell.mode != "measure" or cell.cluster.ranks != _RANKS or cell.transport.backend != "gloo":
         raise ConfigError(f"overhead: {_RANKS} measured ranks over gloo; leave out mode, cluster, network, transport")

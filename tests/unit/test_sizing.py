@@ -96,16 +96,16 @@ def test_the_engine_measures_and_all_ranks_choose_the_same(kind: str) -> None:
     (first, second) = run(kind, 2, trained, 100_000, {})
     assert first == second
     size, buckets, channels, measured = first
-    assert measured and channels == 2
+    assert measured and channels == 4
     assert LEAST <= size <= 40 * 400_000 and buckets >= 1
 
 
 @pytest.mark.parametrize(
     ("options", "elements", "expected"),
     [
-        ({"bucket_size": 3_000_000}, 100_000, (3_000_000, 5, 2, False)),
+        ({"bucket_size": 3_000_000}, 100_000, (3_000_000, 5, 4, False)),
         ({"bucket_size": 0, "channels": 3}, 100, (0, 40, 3, False)),
-        ({}, 1000, (LEAST, 1, 2, False)),
+        ({}, 1000, (LEAST, 1, 4, False)),
     ],
     ids=["given", "zero", "small"],
 )
@@ -148,6 +148,6 @@ def test_a_scale_model_has_the_same_buckets() -> None:
     sending, scaled = simulate(cell).sending, simulate(small).sending
     assert sending is not None and scaled is not None and sending.bucket_size is not None
     assert scaled.bucket_size == pytest.approx(sending.bucket_size, rel=0.01)
-    assert (sending.channels, scaled.channels) == (2, 2)
+    assert (sending.channels, scaled.channels) == (4, 4)
     over_nccl = resolved("mode=simulate", "task=vgg16", "algo=bytegrad", "cluster=bagua_paper", "transport=nccl")
     assert settled(over_nccl, cluster_of(over_nccl)).run.channels == 1
