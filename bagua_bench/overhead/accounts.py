@@ -25,8 +25,8 @@ COLUMNS = {
     "memory": {
         "task": "{task}",
         "algorithm": "{algorithm}",
-        "peak, MB": "{peak_mb:.0f}",
-        "of activations": "{activations_mb:.0f}",
+        "activations, MB": "{activations_mb:.0f}",
+        "peak besides": "{peak_mb:.0f}",
         "tensors": "{tensors_mb:.0f}",
         "of these state": "{state_mb:.0f}",
         "largest bucket": "{bucket_mb:.0f}",
@@ -72,11 +72,10 @@ def _ratio(ours: Any, theirs: Any) -> tuple[float, tuple[float, float]]:
 def memory(task: str, algo: str, found: Mapping[str, int], plain: Mapping[str, int], state: float) -> dict[str, Any]:
     """A row: the peak beyond process and activations, beside what weights, gradients, optimizer and state need.
 
-    found: of the rank with the highest peak; plain: of plain torch, from which the activations follow. Nothing is
+    found: of the rank with the highest peak; plain: the activations, of plain torch. Nothing is
     allowed or forbidden to a peer, whose buckets are not known.
     """
-    activations = plain["peak"] - _tensors(plain)
-    need = _tensors(found) + state
+    activations, need = plain["activations"], found["weights"] + found["gradients"] + found["optimizer"] + state
     peak, allowed = found["peak"] - activations, (1 + _SHARE) * need + 2 * found["bucket"]
     return {
         "task": task,
@@ -89,7 +88,3 @@ def memory(task: str, algo: str, found: Mapping[str, int], plain: Mapping[str, i
         "allowed_mb": allowed / 1e6,
         "within": ("yes" if peak <= allowed else "no") if found["bucket"] else "-",
     }
-
-
-def _tensors(found: Mapping[str, int]) -> int:
-    return found["weights"] + found["gradients"] + found["optimizer"]

@@ -43,22 +43,24 @@ def taken(cell: Cell, tiny: Cell, comm: TorchComm) -> dict[str, int]:
 
 
 def alone(cell: Cell, tiny: Cell) -> dict[str, int]:
-    """The same of plain torch, which trains the cell's task by itself: what activations take besides the tensors."""
-    first = Supply(tiny, 0, 1)
-    _plain(first, first.model(), 1)
-    supply, found = Supply(cell, 0, 1), dict[str, int]()
-    with _beyond(supply, found) as model:
-        found |= _plain(supply, model, _STEPS)
-    return found
+    """Bytes of `weights` and of `activations`: what the forward pass of plain torch makes.
+
+    What the backward pass needs besides, such as a gradient that is then added to another, is not among them.
+    """
+    _forward_and_backward(Supply(tiny, 0, 1), 1)
+    return _forward_and_backward(Supply(cell, 0, 1), _STEPS)
 
 
-def _plain(supply: Supply, model: nn.Module, steps: int) -> dict[str, int]:
-    optimizer = supply.task.optimizer(model)
-    for _ in range(steps):
-        supply.task.loss(model, next(supply.batches)).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return _of_tensors(model.parameters(), optimizer.state.values())
+def _forward_and_backward(supply: Supply, steps: int) -> dict[str, int]:
+    model, activations = supply.model(), 0
+    for _ in range(steps):  # the first loads code
+        batch = next(supply.batches)
+        before = _settled()
+        memory.reset_peak(_CPU)
+        loss = supply.task.loss(model, batch)
+        activations = memory.peak(_CPU) - before
+        loss.backward()
+    return {"weights": sum(p.nbytes for p in model.parameters()), "activations": activations}
 
 
 @contextmanager
@@ -67,9 +69,7 @@ def _beyond(supply: Supply, found: dict[str, int]) -> Iterator[nn.Module]:
 
     Making a model may take more memory than the model; that does not count.
     """
-    gc.collect()
-    memory.trim()
-    before = _resident()
+    before = _settled()
     model = supply.model()
     memory.trim()
     memory.reset_peak(_CPU)
@@ -77,7 +77,10 @@ def _beyond(supply: Supply, found: dict[str, int]) -> Iterator[nn.Module]:
     found["peak"] = memory.peak(_CPU) - before
 
 
-def _resident() -> int:
+def _settled() -> int:
+    """Resident bytes, without what only waits to be freed."""
+    gc.collect()
+    memory.trim()
     status = Path("/proc/self/status").read_text().split()
     return int(status[status.index("VmRSS:") + 1]) * 1024
 
