@@ -170,7 +170,7 @@ def test_provenance_outside_a_checkout_and_of_a_package_that_is_not_installed(
 ) -> None:
     monkeypatch.setattr(provenance, "HOME", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert provenance._git.__wrapped__() is None
+    assert provenance.commit.__wrapped__() is None
     assert provenance._version("no-such-package") is None
 
 
