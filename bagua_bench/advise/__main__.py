@@ -46,7 +46,7 @@ compute.memory_bandwidth=    for the optimizer and codecs
 cluster=NAME                 {cluster}
                              from your own records: bagua-bench simulate calibrate
 cluster.servers=, .ranks_per_server=
-+cluster.slow_ranks.RANK=    how many times as long this rank computes (2)
+cluster.slow_ranks.RANK=     how many times as long this rank computes (2)
 cluster.physics.line=, ...   bytes/s, seconds; parameters of the model (bagua_bench/simulate/cluster.py)
 network.bandwidth=           of a server's link, each way (1gbit); the cluster's own if not given
 network.latency=             one way, on top of the cluster's own (0.5ms); also .jitter=, .loss=, .tcp_window=

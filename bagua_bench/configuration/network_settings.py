@@ -60,7 +60,7 @@ def problems(cell: Cell) -> Iterator[str]:
     """Problems of the groups `network` and `cluster`, one line each."""
     network, cluster = cell.network, cell.cluster
     asked = _asked(network, cluster)
-    real = cell.mode != "simulate"
+    real, servers = cell.mode != "simulate", cluster.server.items()
     if real and network.backend == "none" and asked:
         yield f"{asked}: network.backend=none shapes nothing; allowed: auto, netem, link"
     if real and network.backend != "none" and not 2 <= cluster.servers <= MOST_SERVERS:
@@ -71,8 +71,14 @@ def problems(cell: Cell) -> Iterator[str]:
         yield f"network.flow_rates={min(network.flow_rates):.10g}bit: must be at least 8kbit"
     if network.tcp_window < 4096:
         yield f"network.tcp_window={network.tcp_window}B: must be at least 4096B"
+    for path, loss in [("network", network.loss), *((f"cluster.server.{k}", v.get("loss")) for k, v in servers)]:
+        if cell.haste != 1 and loss:
+            yield (
+                f"compute.haste={cell.haste:g}: TCP waits as long as ever for a lost packet, and "
+                f"{path}.loss={text('loss', loss)}; allowed: 1"
+            )
     yield from _link_problems("network", {key: getattr(network, key) for key in LINK_KEYS}, link_of(network))
-    for server, changes in cluster.server.items():
+    for server, changes in servers:
         yield from _not_below(f"cluster.server.{server}", server, cluster.servers)
         yield from _link_problems(f"cluster.server.{server}", changes, link_of(network, changes))
     for rank, factor in cluster.slow_ranks.items():

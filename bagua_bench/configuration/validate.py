@@ -92,11 +92,6 @@ def _algorithm(cell: Cell) -> Iterator[str]:
             f"algo={name}: it pairs {what}, and cluster.servers={cluster.servers} x "
             f"cluster.ranks_per_server={cluster.ranks_per_server} gives {paired}; allowed: an even number{instead}"
         )
-    if cell.haste != 1 and cell.network.loss:
-        yield (
-            f"compute.haste={cell.haste:g}: TCP waits as long as ever for a lost packet, and network.loss="
-            f"{cell.network.loss:g}; allowed: 1"
-        )
     if declared.needs_shapes and cell.shrink != 1:
         yield (
             f"compute.shrink={cell.shrink:g}: algo={name} looks at the shapes of parameters, which a "

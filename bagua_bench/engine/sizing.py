@@ -25,7 +25,7 @@ _GROWTH = 8
 def channels(on_gpu: bool) -> int:
     """How many buckets are under way at a time by default.
 
-    Over gloo, one all-reduce leaves the line idle at times, and two still leave some of it; four fill it, also without
+    Over gloo, one all-reduce leaves the line idle at times, and two still leave some of it, also without
     latency. Several have not been measured on a GPU yet.
     """
     return 1 if on_gpu else 4

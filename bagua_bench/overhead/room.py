@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,8 +80,7 @@ def _settled() -> int:
     """Resident bytes, without what only waits to be freed."""
     gc.collect()
     memory.trim()
-    status = Path("/proc/self/status").read_text().split()
-    return int(status[status.index("VmRSS:") + 1]) * 1024
+    return memory.resident()
 
 
 def _of_tensors(params: Iterable[Tensor], states: Iterable[dict[str, Any]]) -> dict[str, int]:

@@ -27,5 +27,14 @@ def peak(device: torch.device) -> int:
     """Largest memory in use since `reset_peak`, bytes: allocated tensors on a GPU, resident set on the host."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status").read_text().split()
-    return int(status[status.index("VmHWM:") + 1]) * 1024
+    return _status("VmHWM:")
+
+
+def resident() -> int:
+    """Memory in use now on the host, bytes."""
+    return _status("VmRSS:")
+
+
+def _status(key: str) -> int:
+    words = Path("/proc/self/status").read_text().split()
+    return int(words[words.index(key) + 1]) * 1024

@@ -56,6 +56,12 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
     (["network=1gbit", "cluster.server.2.bandwidth=1mbit"], ["cluster.server.2", "0 to 1"]),
     (["network=1gbit", "cluster.server.1.bandwith=1mbit"], ["cluster.server.1.bandwith", "bandwidth, latency"]),
     (["cluster.server=3"], ["cluster.server=3", "cluster.server.1.bandwidth=100mbit"]),
+    (["mode=emulate", "compute.haste=0.5"], ["compute.haste=0.5", "at least 1"]),
+    (["mode=emulate", "network=1gbit", "compute.haste=2", "network.loss=1%"], ["compute.haste=2", "network.loss=1%"]),
+    (
+        ["mode=emulate", "network=1gbit", "compute.haste=2", "cluster.server.1.loss=1%"],
+        ["compute.haste=2", "cluster.server.1.loss=1%", "allowed: 1"],
+    ),
     (["cluster.slow_ranks.2=2"], ["cluster.slow_ranks.2", "0 to 1"]),
     (["cluster.slow_ranks.1=0.5"], ["cluster.slow_ranks.1=0.5", "at least 1"]),
     (["run.steps=["], ["run.steps=[", "KEY=VALUE"]),

@@ -198,12 +198,12 @@ def test_an_algorithm_is_compared_with_itself_on_the_same_network() -> None:
         one_channel.table(found[:5])
 
 
-def measured(rate: str, throughputs: dict[str, float]) -> list[dict[str, Any]]:
+def measured(rate: str, throughputs: dict[str, float], *slow: str) -> list[dict[str, Any]]:
     """Three rounds of each algorithm on four servers, almost alike."""
     found = []
     for algo, value in throughputs.items():
         place = ("mode=emulate", "cluster=local_emulated", "cluster.servers=4", f"network.bandwidth={rate}")
-        cell = resolved(*place, "task=vgg16", f"algo={algo}", "compute.shrink=100", "run.steps=2")
+        cell = resolved(*place, "task=vgg16", f"algo={algo}", "compute.shrink=100", "run.steps=2", *slow)
         for round_ in range(3):
             record = json.loads(json.dumps(records.complete(new(round_), RESULT)))
             record |= {"config": cell.to_json(), "cell": cell.id}
@@ -217,10 +217,11 @@ def test_regret_is_the_advised_algorithms_time_over_the_fastest_ones() -> None:
     from matplotlib import pyplot as plt
 
     right = measured("1gbit", {"ddp": 10.0, "bytegrad": 30.0, "decentralized": 20.0})
-    wrong = measured("2gbit", {"ddp": 40.0, "bytegrad": 20.0, "decentralized": 80.0})
+    wrong = measured("2gbit", {"ddp": 40.0, "bytegrad": 20.0, "decentralized": 80.0}, "cluster.slow_ranks.0=2")
     data = regret.table([*right, *wrong])
     assert list(data["question"]) == ["all algorithms"] * 2 + ["learning what DDP learns"] * 2
     same = data[data["question"] == "learning what DDP learns"].set_index("place")
+    assert list(same.index) == ["vgg16, 4 servers, 1 Gbit/s, 0 ms", "vgg16, 4 servers, 2 Gbit/s, 0 ms, x2"]
     assert list(same["advised"]) == ["bytegrad"] * 2 and list(same["fastest"]) == ["bytegrad", "ddp"]
     assert list(same["regret"]) == pytest.approx([1, 2]) and list(same["first"]) == [True, False]
     assert list(same["algorithms"]) == [2, 2] and list(same["rounds"]) == [3, 3]
