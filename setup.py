@@ -6,6 +6,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 TRANSPORT = Path("bagua_bench/transport/cpp")
+EXPORTS = str(TRANSPORT / "exports.map")
 STRICT = ["-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-pthread"]
 
 
@@ -47,11 +48,19 @@ setup(
         Extension(
             "bagua_bench.transport.libnccl-net-bagua",
             files(".cpp"),
-            depends=files(".h"),
+            depends=[*files(".h"), EXPORTS],
             language="c++",
             extra_compile_args=STRICT,
-            # NCCL unloads a plugin while a thread may still be in it, so it stays.
-            extra_link_args=["-pthread", "-Wl,-z,nodelete", "-Wl,-z,defs"],
+            # NCCL unloads a plugin while a thread may still be in it, so it stays. It brings a C++ library of its own:
+            # programs that load it may have loaded another one.
+            extra_link_args=[
+                "-pthread",
+                "-static-libstdc++",
+                "-static-libgcc",
+                f"-Wl,--version-script={EXPORTS}",
+                "-Wl,-z,nodelete",
+                "-Wl,-z,defs",
+            ],
             optional=True,
         ),
     ],

@@ -31,8 +31,8 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "minmax_dequantise": (minmax._dequantise, {"wire": _BYTES, "out": "*bf16", **_ROW, "eps": "fp32"}, {}),
     "minmax_reduce": (
         minmax._reduce,
-        {"wire": _BYTES, "out": _F, "rows": _I, **_ROW, "eps": "fp32", "divisor": "fp32"},
-        {},
+        {"wire": _BYTES, "out": _F, "rows": _I, **_ROW, "eps": "fp32"},
+        {"DIVISOR": 3},
     ),
     "one_bit_sizes": (one_bit._sizes, {**_MEMORY, "elements": _I}, _FEEDBACK),
     "one_bit_signs": (
@@ -43,8 +43,8 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "one_bit_write": (one_bit._write, {"wire": _BYTES, "out": _F, **_ROW}, {}),
     "one_bit_reduce": (
         one_bit._reduce,
-        {"wire": _BYTES, "out": _F, "rows": _I, **_ROW, "divisor": "fp32"},
-        {},
+        {"wire": _BYTES, "out": _F, "rows": _I, **_ROW},
+        {"DIVISOR": 3},
     ),
 }
 

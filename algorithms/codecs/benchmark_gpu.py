@@ -1,7 +1,7 @@
 """`python -m algorithms.codecs.benchmark_gpu [--json FILE] [MiB ...]`: codec speed, as a share of a copy on the GPU.
 
-Not yet run on a GPU. Seconds are those of the GPU between two CUDA events, over a captured graph of several calls, so
-that launching from Python does not count; `launched` is one call after the other without a graph.
+Seconds are those of the GPU between two CUDA events, over a captured graph of several calls, so that launching from
+Python does not count; `launched` is one call after the other without a graph.
 """
 
 from __future__ import annotations

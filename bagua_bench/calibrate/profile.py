@@ -1,7 +1,7 @@
 """`bagua-bench simulate profile`: measure this device's computing times for the group `compute`.
 
 Every task takes steps without communication, in the same loop and with the same clock as measured runs; a codec
-processes as many elements as the task has. Writes NAME_PRECISION.yaml for every precision. Not yet run on a GPU.
+processes as many elements as the task has. Writes NAME_PRECISION.yaml for every precision.
 """
 
 from __future__ import annotations

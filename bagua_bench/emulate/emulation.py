@@ -10,7 +10,7 @@ from bagua_bench.configuration.cell import Cell
 from bagua_bench.emulate.pace import Sleeper
 from bagua_bench.emulate.task import EmulatedTask
 from bagua_bench.engine.trainer import Trainer
-from bagua_bench.machine.arithmetic import Debt, Meter
+from bagua_bench.machine.arithmetic import Debt, Meter, settle
 from bagua_bench.machine.compute import compute_of, slow_factors
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.results.result import Reality
@@ -26,6 +26,7 @@ class Emulation:
         self._cell = cell
         self._compute = compute = compute_of(cell, layers)
         self._slow = slow_factors(cell.cluster).get(rank, 1.0)
+        settle()  # every channel has a meter of its own
         self._debt = Debt(compute.memory_bandwidth / self._slow)
         each = self._slow / cell.run.accumulate
         self._pace = Sleeper({"forward": compute.forward * each, "backward": compute.backward * each})

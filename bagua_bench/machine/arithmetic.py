@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,6 +16,20 @@ _LARGE = 65_536  # bytes; a smaller tensor may control what the program does
 _NAP = 2e-4  # seconds
 _MOVES_NOTHING = ("empty", "new_empty", "detach")
 _OVERWRITES = ("copy_", "zero_", "fill_")
+
+
+@cache
+def settle() -> None:
+    """Look all operations up that a meter may see; before several threads use meters.
+
+    torch looks an operation up when a dispatch mode first sees it. If two threads do so at once, torch keeps an object
+    that Python frees (torch 2.11 to 2.13), and a later call crashes. What was looked up before is never freed.
+    """
+    for full in torch._C._dispatch_get_all_op_names():
+        namespace, _, operation = full.partition("::")
+        if namespace in ("aten", "c10d"):
+            name, _, overload = operation.partition(".")
+            getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
 
 
 class Meter(TorchDispatchMode):

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from bagua_bench.comm import devices
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell, RunPart
@@ -31,7 +32,7 @@ from bagua_bench.processes import mailbox
 from bagua_bench.processes.lifetime import die_with_parent
 from bagua_bench.results.result import NOT_CHECKED, Interface, RankResult, Result, Sending, with_traffic
 from bagua_bench.transport import environment
-from bagua_bench.worker import devices, meeting, memory
+from bagua_bench.worker import meeting, memory
 from bagua_bench.worker.build import make_trainer
 from bagua_bench.worker.checks import check_replicas
 from bagua_bench.worker.loop import Loop

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +35,7 @@ from bagua_bench.machine.tabulate import tabulate
 from tests.catalogue import resolved
 from tests.ranks import run
 
+HOME = Path(__file__).resolve().parents[2]
 LAYERS = Layers(
     task="small",
     scale="tiny",
@@ -260,6 +264,42 @@ class Thrice(Algorithm):
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
         bucket.grad.mul_(2).add_(1).div_(2)
         (bucket.grad * 2).sum()
+
+
+_FIRST_SIGHT = """
+import sys, threading, time
+import torch, torch.distributed as dist
+from torch import _ops
+from bagua_bench.machine.arithmetic import Meter, settle
+if sys.argv[1] == "settled":
+    settle()
+find = _ops._OpNamespace.__getattr__
+def slowly(self, name):
+    time.sleep(0.01)  # all threads look at once
+    return find(self, name)
+_ops._OpNamespace.__getattr__ = slowly
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+gate, kept = threading.Barrier(4), []
+def reduce(group):
+    x = torch.ones(4)
+    with Meter(lambda nbytes: None):
+        for _ in range(30):
+            gate.wait()
+            dist.all_reduce(x, group=group)
+            kept.append([object() for _ in range(100_000)])  # takes over what was freed
+threads = [threading.Thread(target=reduce, args=(dist.new_group([0]),)) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print("done")
+"""
+
+
+def test_channels_may_see_an_operation_for_the_first_time_at_once() -> None:
+    """torch crashes if two threads under a dispatch mode look an operation up together: seen in 2 of 480 runs."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FIRST_SIGHT, "settled"], cwd=HOME, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.endswith("done\n"), done.stderr[-2000:]
 
 
 def test_an_algorithm_s_arithmetic_sleeps_for_its_memory_traffic() -> None:

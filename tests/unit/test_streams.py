@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from bagua_bench.comm.devices import environment
 from bagua_bench.engine.lanes import ThreadLane
 from bagua_bench.engine.stopwatch import Stopwatch
 from bagua_bench.engine.streams import OneSide, StreamLane, StreamSides, lane_for, sides_for
-from bagua_bench.worker.devices import environment
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 GPU = torch.device("cuda", 0)

@@ -1,6 +1,6 @@
 """The codec kernels for GPUs, in Triton: `kernels.Kernels`. Imported only where there is a GPU, or to be tested.
 
-Run through Triton's interpreter and compiled for NVIDIA GPUs by the tests; not yet run on a GPU.
+Without a GPU the tests run them through Triton's interpreter and compile them for NVIDIA GPUs.
 """
 
 from algorithms.codecs.gpu.minmax import minmax_decode, minmax_encode, minmax_reduce

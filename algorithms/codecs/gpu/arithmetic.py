@@ -36,6 +36,16 @@ def special(x):
     return (x.to(tl.int32, bitcast=True) & 0x7F800000) == 0x7F800000
 
 
+@triton.jit
+def mean(total, DIVISOR: tl.constexpr):
+    """total / DIVISOR, rounded once. A power of two has an exact reciprocal, and multiplying takes less time."""
+    if DIVISOR & (DIVISOR - 1) == 0:
+        quotient = total * (1.0 / DIVISOR)
+    else:
+        quotient = tl.div_rn(total, tl.zeros_like(total) + DIVISOR)
+    return quotient
+
+
 def parts_of(x: Tensor) -> int:
     """Programs for each row of x (rows, elements)."""
     rows, elements = x.shape

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from algorithms.codecs.gpu import arithmetic
-from algorithms.codecs.gpu.arithmetic import rint, special
+from algorithms.codecs.gpu.arithmetic import mean, rint, special
 
 _HEADER = tl.constexpr(32)
 
@@ -41,8 +41,8 @@ def minmax_reduce(wire: Tensor, out: Tensor, eps: float, divisor: int) -> None:
     grid = (triton.cdiv(elements, arithmetic.BLOCK),)
     with torch.cuda.device_of(out):
         _reduce[grid](
-            wire, out, rows, elements, wire.stride(0), eps, float(divisor),
-            BLOCK=arithmetic.BLOCK, **arithmetic.OPTIONS,
+            wire, out, rows, elements, wire.stride(0), eps,
+            BLOCK=arithmetic.BLOCK, DIVISOR=divisor, **arithmetic.OPTIONS,
         )  # fmt: skip
 
 
@@ -107,12 +107,19 @@ def _quantise(
 
 
 @triton.jit
-def _decoded(wire, at, inside, eps, dtype):
-    """Elements `at` of the row at `wire`, float32."""
+def _levels(wire, eps, dtype):
+    """What each of the 256 codes stands for in the row at `wire`, float32."""
     header = wire.to(tl.pointer_type(dtype), bitcast=True)
     scale, upper = _grid(tl.load(header).to(tl.float32), tl.load(header + 1).to(tl.float32), eps)
-    code = tl.load(wire + _HEADER + at, mask=inside, other=0).to(tl.float32)
+    code = tl.arange(0, 256).to(tl.float32)
     return tl.div_rn(code + (upper - 255.0), tl.zeros_like(code) + scale)
+
+
+@triton.jit
+def _decoded(wire, at, inside, eps, dtype):
+    """Elements `at` of the row at `wire`, float32, from a table: one division for each code, not for each element."""
+    code = tl.load(wire + _HEADER + at, mask=inside, other=0).to(tl.int32)
+    return tl.gather(_levels(wire, eps, dtype), code, 0)
 
 
 @triton.jit
@@ -125,7 +132,7 @@ def _dequantise(wire, out, elements, stride, eps, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _reduce(wire, out, rows, elements, stride, eps, divisor, BLOCK: tl.constexpr):
+def _reduce(wire, out, rows, elements, stride, eps, BLOCK: tl.constexpr, DIVISOR: tl.constexpr):
     """The rows are added in their order, in registers."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
@@ -133,4 +140,4 @@ def _reduce(wire, out, rows, elements, stride, eps, divisor, BLOCK: tl.constexpr
     for _ in range(1, rows):
         wire += stride
         total += _decoded(wire, at, inside, eps, out.dtype.element_ty)
-    tl.store(out + at, tl.div_rn(total, tl.zeros_like(total) + divisor).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, mean(total, DIVISOR).to(out.dtype.element_ty), mask=inside)

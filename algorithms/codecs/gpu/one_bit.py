@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from algorithms.codecs.gpu import arithmetic
-from algorithms.codecs.gpu.arithmetic import special
+from algorithms.codecs.gpu.arithmetic import mean, special
 
 
 def one_bit_encode(x: Tensor, wire: Tensor, error: Tensor | None, counts: Sequence[int], rms: bool) -> bool:
@@ -49,7 +49,14 @@ def one_bit_reduce(wire: Tensor, out: Tensor, divisor: int) -> None:
     grid = (triton.cdiv(elements, arithmetic.BLOCK),)
     with torch.cuda.device_of(out):
         _reduce[grid](
-            wire, out, rows, elements, wire.stride(0), float(divisor), BLOCK=arithmetic.BLOCK, **arithmetic.OPTIONS
+            wire,
+            out,
+            rows,
+            elements,
+            wire.stride(0),
+            BLOCK=arithmetic.BLOCK,
+            DIVISOR=divisor,
+            **arithmetic.OPTIONS,
         )
 
 
@@ -148,7 +155,7 @@ def _write(wire, out, elements, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _reduce(wire, out, rows, elements, stride, divisor, BLOCK: tl.constexpr):
+def _reduce(wire, out, rows, elements, stride, BLOCK: tl.constexpr, DIVISOR: tl.constexpr):
     """The rows are added in their order, in registers."""
     byte = tl.program_id(0) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
     at = byte[:, None] * 8 + tl.arange(0, 8)[None, :]
@@ -156,5 +163,4 @@ def _reduce(wire, out, rows, elements, stride, divisor, BLOCK: tl.constexpr):
     for _ in range(1, rows):
         wire += stride
         total += _decoded(wire, byte, elements)
-    total = tl.div_rn(total, tl.zeros_like(total) + divisor)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=at < elements)
+    tl.store(out + at, mean(total, DIVISOR).to(out.dtype.element_ty), mask=at < elements)

@@ -1,4 +1,4 @@
-"""Assigns GPUs to ranks, and sets what NCCL needs if ranks share one. Not yet run on a GPU."""
+"""Assigns GPUs to ranks, and sets what NCCL needs if ranks share one."""
 
 from __future__ import annotations
 
