@@ -286,7 +286,9 @@ def reduce(group):
         for _ in range(30):
             gate.wait()
             dist.all_reduce(x, group=group)
-            kept.append([object() for _ in range(100_000)])  # takes over what was freed
+            gate.wait()
+            dist.broadcast(x, 0, group=group)
+            kept.append([[object() for _ in range(100)] for _ in range(1000)])  # takes over what was freed
 threads = [threading.Thread(target=reduce, args=(dist.new_group([0]),)) for _ in range(4)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
