@@ -60,7 +60,8 @@ def test_it_trains_towards_the_optimum_and_keeps_its_promise_on_replicas(name: s
         with pytest.raises(ValueError, match="even"):
             run("threads", size, train, cell, 1, per_server=per_server)
         return
-    results = run("threads", size, train, cell, 100, per_server=per_server)
+    steps = 200 if facts.algorithm(cell.algo).rounds else 100  # a busy machine finishes fewer rounds in as many steps
+    results = run("threads", size, train, cell, steps, per_server=per_server)
     optimum = Quadratic().optimum(size, 0)
     mean = torch.stack([x for x, _ in results]).double().mean(0)
     assert (mean - optimum).norm() < 0.4 * optimum.norm()
