@@ -101,7 +101,10 @@ class Checks:
         try:
             said = together.run([command], log, self._limit(_BUDGET))[0]
         except PartFailed as error:  # what was measured before is already in files
-            return [*verdicts.profile((log / "0.log").read_text().splitlines()), verdicts.failed("profile", error)]
+            return [*self._profiles((log / "0.log").read_text()), verdicts.failed("profile", error)]
+        return self._profiles(said)
+
+    def _profiles(self, said: str) -> list[Check]:
         return verdicts.profile(said.replace(f"{self._target}/", "").splitlines())  # a report names no folder
 
     def _results(self, part: str, size: int, device: str | None = None) -> list[Any]:

@@ -23,7 +23,7 @@ def settle() -> None:
     """Look all operations up that a meter may see; before several threads use meters.
 
     torch looks an operation up when a dispatch mode first sees it. If two threads do so at once, torch keeps an object
-    that Python frees (torch 2.11 to 2.13), and a later call crashes. What was looked up before is never freed.
+    that Python frees, and a later call crashes (seen with torch 2.13). What was looked up before is never freed.
     """
     for full in torch._C._dispatch_get_all_op_names():
         namespace, _, operation = full.partition("::")

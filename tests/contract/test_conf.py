@@ -19,15 +19,11 @@ from tests.catalogue import composed, every_option, options, resolved, runnable
 NEEDS = {
     ("transport", "nccl"): ["run.device=cuda"],
     ("transport", "nccl_bagua_net"): ["run.device=cuda"],
-    ("compute", "v100"): ["mode=emulate"],
-    ("compute", "h100_published"): ["mode=emulate"],
-    ("compute", "nvidia_h100_80gb_hbm3_bf16"): ["mode=emulate"],
-    ("compute", "nvidia_h100_80gb_hbm3_fp32"): ["mode=emulate"],
-    ("compute", "nvidia_h100_80gb_hbm3_tf32"): ["mode=emulate"],
     ("cluster", "bagua_paper"): ["mode=simulate"],  # more servers than are emulated
     ("cluster", "bagua_paper_e2e"): ["mode=simulate"],
     ("cluster", "h100_estimate"): ["mode=simulate"],
 }
+NEEDS |= {("compute", name): ["mode=emulate"] for name in options("compute")}
 NEEDS |= {("algo", name): ["mode=simulate"] for name in set(options("algo")) - set(runnable())}
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench.libraries import plugin
 from tests.emulated import needs
 from tests.transport.conftest import Start
 from tools.transport import lossy, measure, shaped
@@ -20,13 +19,16 @@ VERSIONS = (6, 7, 8, 9, 10, 11, 12)
 MIB = 2**20
 
 
-def test_the_library_shows_its_own_functions_only_and_needs_no_c_plus_plus_library() -> None:
+def test_the_library_shows_its_own_functions_only_and_needs_no_c_plus_plus_library(
+    built: tuple[Path, Path],
+) -> None:
     """Another C++ library in the program that loads it, or a symbol of the same name there, must not get in."""
-    shown = subprocess.run(["nm", "-D", "--defined-only", plugin()], capture_output=True, text=True, check=True).stdout
+    plugin = built[1]
+    shown = subprocess.run(["nm", "-D", "--defined-only", plugin], capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1] for line in shown.splitlines()}
     assert {f"ncclNetPlugin_v{version}" for version in VERSIONS} < names
     assert [name for name in names if not name.startswith(("bagua_net_", "ncclNetPlugin_v"))] == []
-    needed = subprocess.run(["readelf", "-d", plugin()], capture_output=True, text=True, check=True).stdout
+    needed = subprocess.run(["readelf", "-d", plugin], capture_output=True, text=True, check=True).stdout
     assert "libc.so" in needed
     assert "libstdc++" not in needed
 

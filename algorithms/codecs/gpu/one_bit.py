@@ -49,15 +49,9 @@ def one_bit_reduce(wire: Tensor, out: Tensor, divisor: int) -> None:
     grid = (triton.cdiv(elements, arithmetic.BLOCK),)
     with torch.cuda.device_of(out):
         _reduce[grid](
-            wire,
-            out,
-            rows,
-            elements,
-            wire.stride(0),
-            BLOCK=arithmetic.BLOCK,
-            DIVISOR=divisor,
-            **arithmetic.OPTIONS,
-        )
+            wire, out, rows, elements, wire.stride(0),
+            BLOCK=arithmetic.BLOCK, DIVISOR=divisor, **arithmetic.OPTIONS,
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=256)
