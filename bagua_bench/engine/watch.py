@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -98,19 +99,24 @@ class Watch:
 
 
 _OWNERS = WeakIdKeyDictionary()  # of trainable parameters: weak references to the engines
+_CHANGING = threading.Lock()  # ranks may be threads of one process
 
 
 def take(named: Mapping[str, Parameter], owner: object) -> None:
     """Note that `owner` moves these parameters into its buckets. ValueError that names one which has another owner."""
-    for name, p in named.items():
-        other = _OWNERS[p]() if p in _OWNERS else None
-        if other not in (None, owner):
-            raise ValueError(f"{name}: another Engine trains it; close() that one, or make one Engine of both models")
-    for p in named.values():
-        _OWNERS[p] = weakref.ref(owner)
+    with _CHANGING:
+        for name, p in named.items():
+            other = _OWNERS[p]() if p in _OWNERS else None
+            if other not in (None, owner):
+                raise ValueError(
+                    f"{name}: another Engine trains it; close() that one, or make one Engine of both models"
+                )
+        for p in named.values():
+            _OWNERS[p] = weakref.ref(owner)
 
 
 def release(owner: object) -> None:
     """Note that the owner has no parameters any more."""
-    for p in [p for p, other in _OWNERS.items() if other() is owner]:
-        del _OWNERS[p]
+    with _CHANGING:
+        for p in [p for p, other in _OWNERS.items() if other() is owner]:
+            del _OWNERS[p]

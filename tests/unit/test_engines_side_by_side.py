@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.engine.engine import Engine
+from bagua_bench.engine.watch import release, take
 from tests.habits import ALL, Make, adam, alone, data, loss, network, sgd, train, weights
 from tests.ranks import run
 
@@ -153,3 +155,33 @@ def test_engines_give_their_groups_back() -> None:
     for threads, limit in run("gloo", 2, engines_of_the_default_group):
         assert threads <= 2
         assert limit == dist.distributed_c10d.default_pg_timeout / timedelta(seconds=1), "the default group's"
+
+
+def test_threads_may_make_and_close_engines_at_the_same_time() -> None:
+    """The engines of all ranks that are threads note in one table which parameters they train."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            owner, parameters = Owner(), {str(k): nn.Parameter(torch.zeros(1)) for k in range(50)}
+            for _ in range(50):
+                take(parameters, owner)
+                release(owner)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns all the time
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert errors == []
+
+
+class Owner:
+    """Takes parameters."""
