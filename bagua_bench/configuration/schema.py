@@ -149,7 +149,7 @@ class ComputeKeys:
     forward_share: float = 1 / 3
     memory_bandwidth: str = "675GB"
     shrink: float = 1.0  # scale model: tensors are this many times smaller
-    haste: float = 1.0  # scale model: computing, latency and transfers are this many times quicker
+    haste: float = 1.0  # scale model: computing, latency and transfers are this many times quicker; below 1 slower
     optimizer: Origin = Origin.profile
     codec: Origin = Origin.profile
 

@@ -59,6 +59,9 @@ def _ranges(cell: Cell) -> Iterator[str]:
         yield f"run.timeout={cell.run.timeout}s: must be positive"
 
 
+_SLOWEST = 1 / 16  # compute.haste
+
+
 def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
     """Keys, their values, and the minimum of each."""
     run, cluster = cell.run, cell.cluster
@@ -76,7 +79,7 @@ def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
     yield "cluster.ranks_per_server", cluster.ranks_per_server, 1
     yield "task.batch", cell.task.options.get("batch", 1), 1
     yield "compute.shrink", cell.shrink, 1
-    yield "compute.haste", cell.haste, 1
+    yield "compute.haste", cell.haste, _SLOWEST
 
 
 def _algorithm(cell: Cell) -> Iterator[str]:

@@ -64,7 +64,7 @@ class Emulation:
         slept = [key for key, origin in origins.items() if origin == "profile"]
         compute, shrink, haste = self._compute, self._cell.shrink, self._cell.haste
         size = f"size: tensors, buckets, TCP windows and bandwidths are 1/{shrink:g} of the configuration's"
-        pace = f"pace: computing, latencies and transfers took 1/{haste:g} of the time that is recorded"
+        pace = f"pace: computing, latencies and transfers took {1 / haste:g} times the time that is recorded"
         scaled = [text for text, factor in ((size, shrink), (pace, haste)) if factor != 1]
         return Reality(
             real=(

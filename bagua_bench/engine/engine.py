@@ -55,6 +55,7 @@ class Engine(Saved):
     autotune: tune bucket size, channels and hierarchy in the first steps, then train on with the best.
     lanes, averaging: make the objects that run communication beside computation, in steps and in averaging rounds.
     arithmetic: the context of the algorithm's methods, on any thread.
+    shares_cores: on the CPU, communication takes time from computing; off where computing is emulated.
 
     ValueError, one line, for a model, an optimizer or a number of ranks that does not fit, and where ranks differ.
     """
@@ -77,6 +78,7 @@ class Engine(Saved):
         lanes: Opener = open_channels,
         averaging: Callable[..., Any] = AveragingLoop,
         arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
+        shares_cores: bool = True,
     ) -> None:
         super().__init__(find_unused_parameters, max_grad_norm, averaging)
         optimizers = hooks.check_optimizers(optimizer)
@@ -86,7 +88,7 @@ class Engine(Saved):
         self.algorithm, self.consensus = algorithm, algorithm.consensus
         self.comm = TorchComm.default() if comm is None else comm
         self._owns_comm = comm is None
-        self.plan = Plan(algorithm, self.comm, bucket_size, channels, least_bucket, lanes)
+        self.plan = Plan(algorithm, self.comm, bucket_size, channels, least_bucket, lanes, shares_cores)
         self._overlap, self._broadcasts, self._arithmetic = overlap, broadcast_buffers, arithmetic
         self._forward_hook: RemovableHandle | None = None
         self._tuner: Tuner | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,6 +17,7 @@ from bagua_bench.engine import sizing
 from bagua_bench.engine.lanes import Channels
 
 _TRIES = 5  # the quickest of them counts: nothing makes a message quicker than it is
+_AT_ONCE = 8  # all-reduces whose CPU time is measured together
 _LIMIT = 0.2  # seconds that they may take together, unless there are only two
 
 Opener = Callable[[CountedComm, int, torch.device], Channels]
@@ -26,6 +28,7 @@ class Plan:
 
     bucket_size: bytes at which a bucket closes; None: found by `sizing.bucket_size`, at least `least`.
     channels: None: `sizing.channels`.
+    shares_cores: whether the model is computed on the cores that communicate, if that is where its tensors are.
     """
 
     def __init__(
@@ -36,8 +39,10 @@ class Plan:
         channels: int | None,
         least: int,
         opener: Opener,
+        shares_cores: bool,
     ) -> None:
         self._algorithm, self._comm, self._least, self._open = algorithm, comm, least, opener
+        self._shares_cores = shares_cores
         self._asked, self._asked_channels = bucket_size, channels
         self.bucket_size: int | None = None
         """Bytes at which a bucket closes, once it is known; None where the algorithm chooses."""
@@ -97,8 +102,10 @@ class Plan:
         if self._comm.size == 1 or model <= self._least or device.type == "meta":
             return self._least
         channels = self.channels(device)
-        time_of = Probe(self._comm, channels, device).seconds
-        self.costs = sizing.measure(time_of, channels.number, model)
+        probe = Probe(self._comm, channels, device)
+        self.costs = sizing.measure(probe.seconds, channels.number, model)
+        if self._shares_cores and device.type == "cpu":
+            self.costs = replace(self.costs, occupied=probe.occupied(self.costs.overhead))
         return sizing.bucket_size(model, channels.number, self.costs, self._least)
 
 
@@ -113,8 +120,18 @@ class Probe:
         messages = [torch.zeros(max(1, nbytes // 4), device=self._device) for _ in range(number)]
         self._slowest([0.0])  # all ranks begin together, and all-reduces keep them together
         first = self._slowest([self._once(messages)])
-        more = max(1, min(_TRIES - 1, round(_LIMIT / first)))
-        return min(first, self._slowest([self._once(messages) for _ in range(more)]))
+        return min(first, self._slowest([self._once(messages) for _ in range(_more(first))]))
+
+    def occupied(self, overhead: float) -> float:
+        """CPU seconds of one without bytes, which takes `overhead` seconds; the least of a few tries."""
+        messages = [torch.zeros(1) for _ in range(_AT_ONCE)]
+
+        def once() -> float:
+            began = time.process_time()
+            self._once(messages)
+            return (time.process_time() - began) / _AT_ONCE
+
+        return self._slowest([once() for _ in range(_more(_AT_ONCE * overhead))])
 
     def _once(self, messages: Sequence[Tensor]) -> float:
         began = time.perf_counter()
@@ -133,6 +150,11 @@ class Probe:
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _more(seconds: float) -> int:
+    """How many more tries, where one takes so long."""
+    return max(1, min(_TRIES - 1, round(_LIMIT / seconds)))
 
 
 def _all_reduce(message: Tensor, comm: CountedComm) -> None:

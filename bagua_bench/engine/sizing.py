@@ -38,6 +38,8 @@ class Costs:
     overhead: float
     alone: float
     together: float
+    occupied: float = 0.0
+    """CPU seconds that one without bytes takes from computing; 0 where other hardware computes."""
 
 
 def bucket_size(model: int, channels: int, costs: Costs, least: int = LEAST) -> int:
@@ -46,12 +48,14 @@ def bucket_size(model: int, channels: int, costs: Costs, least: int = LEAST) -> 
     K = model / b buckets take at least K b / together (the line) and K (overhead + b / alone) / channels (the
     channels), and the last bucket, overhead + b / alone, always ends behind the backward pass. While the channels are
     what takes longer, the sum is least at sqrt(model overhead alone / channels); once a bucket is so large that the
-    line takes longer, which hides the overhead, larger ones only make the end later.
+    line takes longer, which hides the overhead, larger ones only make the end later. What a bucket takes from computing
+    is never hidden: K occupied + b / alone is least at sqrt(model occupied alone), and no smaller ones are made.
     """
     root = math.sqrt(model * costs.overhead * costs.alone / channels)
     slack = channels / costs.together - 1 / costs.alone
     hidden = _MARGIN * costs.overhead / slack if slack > 0 else math.inf
-    return math.ceil(max(least, model / PARTS, min(model, root, hidden)))
+    affordable = math.sqrt(model * costs.occupied * costs.alone)
+    return math.ceil(max(least, model / PARTS, min(model, max(affordable, min(root, hidden)))))
 
 
 def measure(seconds: Callable[[int, int], float], channels: int, most: int) -> Costs:

@@ -20,7 +20,8 @@ def scale_model(cell: Cell) -> Cell:
     takes as long, relative to computing and to the latency, as in the original, with a fraction of the bytes: 100
     Gbit/s networks fit on a small machine. compute.haste: computing, latencies and transfers are quicker, windows and
     buckets stay the same. A step over a slow network then takes a fraction of its time. Software that is as fast as
-    ever counts for so many times as much, which is little where the network is slow.
+    ever counts for so many times as much, which is little where the network is slow. Below 1 all is slower, and the
+    software of a small machine counts for less: for networks that are fast.
     """
     if cell.shrink == cell.haste == 1:
         return cell

@@ -62,4 +62,5 @@ def _make(cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm,
         find_unused_parameters=run.find_unused_parameters,
         autotune=_autotune(cell),
         arithmetic=arithmetic,
+        shares_cores=cell.mode == "measure",
     )

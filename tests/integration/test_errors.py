@@ -56,7 +56,7 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
     (["network=1gbit", "cluster.server.2.bandwidth=1mbit"], ["cluster.server.2", "0 to 1"]),
     (["network=1gbit", "cluster.server.1.bandwith=1mbit"], ["cluster.server.1.bandwith", "bandwidth, latency"]),
     (["cluster.server=3"], ["cluster.server=3", "cluster.server.1.bandwidth=100mbit"]),
-    (["mode=emulate", "compute.haste=0.5"], ["compute.haste=0.5", "at least 1"]),
+    (["mode=emulate", "compute.haste=0.01"], ["compute.haste=0.01", "at least 0.0625"]),
     (["mode=emulate", "network=1gbit", "compute.haste=2", "network.loss=1%"], ["compute.haste=2", "network.loss=1%"]),
     (
         ["mode=emulate", "network=1gbit", "compute.haste=2", "cluster.server.1.loss=1%"],

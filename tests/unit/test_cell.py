@@ -38,7 +38,7 @@ NUMBERS = [
     ("cluster.slow_ranks.0", st.sampled_from(["2", "1.5"])),
     ("cluster.physics.line", st.sampled_from(["1", "1e9"])),
     ("task.step_seconds", st.sampled_from(["null", "1", "0.25"])),
-    ("compute.haste", st.sampled_from(["1", "8", "2.5"])),
+    ("compute.haste", st.sampled_from(["1", "8", "0.25"])),
     ("compute.shrink", st.sampled_from(["1", "100", "2.5"])),
 ]
 

@@ -60,6 +60,30 @@ def test_the_square_root_and_the_size_that_hides_the_overhead() -> None:
     assert bucket_size(10**7, 2, Costs(1e-5, 1e9, 1e9), least=10**4) == math.ceil(1e7 / PARTS)
 
 
+def test_buckets_that_take_time_from_computing_are_fewer() -> None:
+    """A loopback of 1 GB/s where each of them takes 0.4 ms of a core: sqrt(1e8 x 4e-4 x 1e9) bytes."""
+    free = Costs(overhead=1e-4, alone=1e9, together=1e9)
+    assert bucket_size(10**8, 4, free) == math.ceil(1e8 / PARTS)
+    assert bucket_size(10**8, 4, replace(free, occupied=4e-4)) == math.ceil(math.sqrt(1e8 * 4e-4 * 1e9))
+    assert bucket_size(10**7, 4, replace(free, occupied=1)) == 10**7
+    late = Costs(overhead=0.03, alone=1e9, together=2e9, occupied=4e-4)
+    assert bucket_size(10**9, 2, late) == bucket_size(10**9, 2, replace(late, occupied=0)), "these are large anyway"
+
+
+def occupied(comm: CountedComm, shares_cores: bool) -> float:
+    model = nn.Sequential(*(nn.Linear(100_000, 1, bias=False) for _ in range(40)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Engine(model, optimizer, GradientAllReduce(), comm, shares_cores=shares_cores) as engine:
+        assert engine.plan.costs is not None
+        return engine.plan.costs.occupied
+
+
+def test_cpu_time_is_measured_where_the_cores_compute() -> None:
+    first, second = run("gloo", 2, occupied, True)
+    assert first == second > 1e-6
+    assert run("gloo", 2, occupied, False) == [0, 0]
+
+
 @given(st.floats(1e-6, 0.1), st.floats(1e6, 1e11), st.integers(2, 8), st.booleans())
 def test_costs_are_measured_whatever_they_are(overhead: float, rate: float, channels: int, shared: bool) -> None:
     def seconds(nbytes: int, number: int) -> float:
