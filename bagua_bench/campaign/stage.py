@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+from bagua_bench.advise.proposals import proposed
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import is_shaped, shape_of
 from bagua_bench.launch import joined
@@ -37,7 +38,7 @@ class Stage:
             from bagua_bench.simulate.run import simulate
 
             return simulate(cell)
-        cell = scale_model(cell)
+        cell = scale_model(proposed(cell))
         if joined.is_joined():
             return joined.run_joined(cell)
         if not is_shaped(cell):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class CountedComm(ABC):
         self._sent = 0.0
         self._groups: dict[tuple[int, ...], CountedComm] = {}
         self._twins: list[CountedComm] = []
+        self._renewed: CountedComm | None = None
 
     @property
     def sent(self) -> dict[str, float]:
@@ -36,7 +37,11 @@ class CountedComm(ABC):
         }
 
     def _total(self) -> float:
-        return self._sent + sum(other._total() for other in (*self._groups.values(), *self._twins))
+        return self._sent + sum(other._total() for other in self._parts())
+
+    def _parts(self) -> list[CountedComm]:
+        """The communicators made of this one, whose bytes count as this one's."""
+        return [*self._groups.values(), *self._twins, *([] if self._renewed is None else [self._renewed])]
 
     def all_reduce(self, x: Tensor, op: Op = Op.SUM) -> None:
         if self.size > 1:
@@ -113,6 +118,30 @@ class CountedComm(ABC):
             self._twins.append(twin)
         return [self, *self._twins[: number - 1]]
 
+    @property
+    def settings(self) -> Mapping[str, int]:
+        """What can be tuned of the transport, and how it is set now."""
+        return {}
+
+    @property
+    def choices(self) -> Mapping[str, range]:
+        """The values that each of `settings` may have."""
+        return {}
+
+    def renewed(self, settings: Mapping[str, int]) -> CountedComm:
+        """A communicator among the same ranks over connections with other settings; collective.
+
+        The one that was made before it is closed. The bytes that it sends count as this one's.
+        """
+        if self._renewed is not None:
+            self._sent += self._renewed._total()
+            self._renewed.intra = self._renewed.inter = None  # theirs, which close them
+            self._renewed.close()
+        inside, leaders = (own.renewed(settings) if own else None for own in (self.intra, self.inter))
+        self._renewed = self._with(settings)
+        self._renewed.intra, self._renewed.inter = inside, leaders
+        return self._renewed
+
     def close(self) -> None:
         """Release the communicator's resources; no other rank needs them any more."""
 
@@ -148,6 +177,10 @@ class CountedComm(ABC):
 
     @abstractmethod
     def _subgroup(self, ranks: tuple[int, ...]) -> CountedComm: ...
+
+    def _with(self, settings: Mapping[str, int]) -> CountedComm:
+        """Another communicator among the same ranks with these settings, without `intra` and `inter`."""
+        raise ValueError(f"{type(self).__name__}: nothing can be set")
 
     @abstractmethod
     def _twin(self, number: int) -> CountedComm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from unittest.mock import patch
@@ -46,6 +46,7 @@ class TorchComm(CountedComm):
         self._timeout = timeout
         self._backend = dist.get_backend(group)
         self._is_gloo = self._backend == "gloo"
+        self._variables: Mapping[str, str] = {}  # of the environment, which the transport reads when it connects
 
     @classmethod
     def create(cls, backend: str, timeout: float, ranks_per_server: int = 1) -> TorchComm:
@@ -86,15 +87,23 @@ class TorchComm(CountedComm):
         if not hasattr(self.group, "report"):
             return None
         found = {str(peer): self.group.report(peer) for peer in range(self.size) if peer != self.rank}
-        for twin in self._twins:
-            for peer, streams in (twin.streams() or {}).items() if isinstance(twin, TorchComm) else ():
+        for part in (*self._twins, self._renewed):
+            for peer, streams in (part.streams() or {}).items() if isinstance(part, TorchComm) else ():
                 found[peer] = [*found[peer], *streams]
         return found
 
+    @property
+    def settings(self) -> Mapping[str, int]:
+        return getattr(self.group, "settings", {})
+
+    @property
+    def choices(self) -> Mapping[str, range]:
+        return getattr(self.group, "choices", {})
+
     def close(self) -> None:
-        for twin in self._twins:
-            twin.intra = twin.inter = None  # they are twins of this one's, which close them
-        for comm in (*self._groups.values(), *self._twins, self.intra, self.inter):
+        for part in self._parts():
+            part.intra = part.inter = None  # they were made of this one's, which close them
+        for comm in (*self._parts(), self.intra, self.inter):
             if comm is not None:
                 comm.close()
         dist.destroy_process_group(self.group)
@@ -143,18 +152,26 @@ class TorchComm(CountedComm):
             self._move(sends, receives)
 
     def _subgroup(self, ranks: tuple[int, ...]) -> TorchComm:
+        return self._new_group(ranks, self._variables)
+
+    def _new_group(self, ranks: tuple[int, ...], variables: Mapping[str, str]) -> TorchComm:
         everyone = dist.get_process_group_ranks(self.group)
-        with _own_names():
+        with _own_names(), patch.dict(os.environ, variables):
             made = dist.new_group(
                 [everyone[rank] for rank in ranks],
                 timeout=timedelta(seconds=self._timeout),
                 backend=self._backend,
                 use_local_synchronization=True,
             )
-        return TorchComm(made, self._timeout)
+        comm = TorchComm(made, self._timeout)
+        comm._variables = variables
+        return comm
 
     def _twin(self, number: int) -> TorchComm:
         return self._subgroup(tuple(range(self.size)))
+
+    def _with(self, settings: Mapping[str, int]) -> TorchComm:
+        return self._new_group(tuple(range(self.size)), self.group.variables(settings))  # type: ignore[attr-defined]
 
     def _others(self) -> list[int]:
         """All other ranks, the next one first, so that no rank comes first for all."""

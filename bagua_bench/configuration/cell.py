@@ -88,6 +88,8 @@ class TransportPart:
     backend: str
     plugin: str | None
     streams: int | None
+    chunk: int | None = None
+    """Bytes that one stream is given at a time, at most; None: the transport's own."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,10 @@ class TunePart:
     max_samples: int
     sample_steps: int
     warmup_steps: int
+    advised: int = 0
+    """How many settings the simulator proposes."""
+    first: tuple[Mapping[str, int], ...] = ()
+    """Which ones, once they are known."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> Cell:
     groups = {group: {"name": choices[group], **(given[group] or {})} for group in GROUPS}
     try:
         network, cluster = network_settings.parts(groups["network"], groups["cluster"])
-        transport = plain.load(TransportPart, groups["transport"], "transport")
+        transport = _transport(groups["transport"])
         cell = Cell(
             mode=given["mode"],
             task=TaskPart.from_plain(groups["task"]),
@@ -87,6 +87,12 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> Cell:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return cell
+
+
+def _transport(given: dict[str, Any]) -> TransportPart:
+    chunk = given["chunk"]
+    size = None if chunk is None else int(units.parse("transport.chunk", chunk, units.BYTES))
+    return plain.load(TransportPart, {**given, "chunk": size}, "transport")
 
 
 def _compute(name: str, given: dict[str, Any]) -> ComputePart:

@@ -91,6 +91,7 @@ class TuneKeys:
     max_samples: int = 30
     sample_steps: int = 5
     warmup_steps: int = 5
+    advised: int = 0  # of the settings are proposed by the simulator
 
 
 @dataclass
@@ -98,12 +99,13 @@ class TransportKeys:
     """What moves the bytes: a backend of torch.distributed.
 
     `plugin` is NCCL's network plugin (bagua_net, or null for NCCL's own sockets), `streams` the TCP connections that
-    bagua_net uses between two ranks.
+    bagua_net uses between two ranks, `chunk` the most bytes that it gives one of them at a time (null: 1 MiB).
     """
 
     backend: str = "gloo"
     plugin: Optional[str] = None  # noqa: UP045  OmegaConf reads it
     streams: Optional[int] = None  # noqa: UP045
+    chunk: Optional[str] = None  # noqa: UP045
 
 
 def _open_mapping() -> Any:

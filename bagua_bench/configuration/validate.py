@@ -13,6 +13,7 @@ from bagua_bench.configuration.resolve import ConfigError, has_cuda
 from bagua_bench.sources.signature import arguments
 
 _MAX_STREAMS = 64  # kMaxStreams of the transport
+_CHUNKS = 2**14, 2**26  # kMinChunkBytes and kMaxChunkBytes of the transport
 DIGITS_TRAIN = 1437
 """Training samples of the bundled digits (`tasks.images`)."""
 
@@ -75,6 +76,7 @@ def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
         yield "tune.max_samples", run.autotune.max_samples, 1
         yield "tune.sample_steps", run.autotune.sample_steps, 1
         yield "tune.warmup_steps", run.autotune.warmup_steps, 1
+        yield "tune.advised", run.autotune.advised, 0
     yield "cluster.servers", cluster.servers, 1
     yield "cluster.ranks_per_server", cluster.ranks_per_server, 1
     yield "task.batch", cell.task.options.get("batch", 1), 1
@@ -127,6 +129,9 @@ def _transport(cell: Cell) -> Iterator[str]:
         yield f"transport.plugin={plugin}: allowed: bagua_net or null, with transport.backend=nccl"
     if used != (streams is not None) or not 1 <= (streams or 1) <= _MAX_STREAMS:
         yield f"transport.streams={_text(streams)}: allowed: 1 to {_MAX_STREAMS} with bagua_net, null without"
+    least, most = _CHUNKS
+    if transport.chunk is not None and not (used and least <= transport.chunk <= most):
+        yield f"transport.chunk={transport.chunk}: allowed: {least} to {most} bytes with bagua_net, null without"
     if transport.backend == "bagua_net" and device != "cpu":
         yield f"transport={name}: moves CPU tensors only, but run.device={device}; use nccl_bagua_net"
     if used and cell.mode != "simulate":
@@ -193,10 +198,19 @@ def _tuning(cell: Cell) -> Iterator[str]:
         yield "run.autotune=true: one rank has nothing to tune; allowed: at least 2 ranks"
     elif declared.rounds:
         yield f"run.autotune=true: algo={cell.algo.name} averages beside its steps, which are as fast in any buckets"
-    elif declared.buckets and not (cluster.ranks_per_server > 1 and cluster.servers > 1):
+    elif declared.buckets and not (
+        (cluster.ranks_per_server > 1 and cluster.servers > 1) or cell.transport.backend == "bagua_net"
+    ):
         yield f"run.autotune=true: algo={cell.algo.name} sends {declared.buckets} bucket, there is nothing to tune"
     elif find_spec("optuna") is None:
         yield "run.autotune=true: needs Optuna, which is not installed: pip install 'bagua-bench[autotune]'"
+    elif cell.run.autotune.advised > cell.run.autotune.max_samples:
+        yield f"tune.advised={cell.run.autotune.advised}: allowed: at most tune.max_samples"
+    elif cell.run.autotune.advised and cell.mode != "emulate":
+        yield (
+            f"tune.advised={cell.run.autotune.advised}: mode={cell.mode} does not know how long computing takes; "
+            "allowed: 0, with run.bucket_size and run.channels from bagua-bench advise, which are tried first"
+        )
 
 
 def _modes(cell: Cell) -> Iterator[str]:

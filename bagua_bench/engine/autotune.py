@@ -1,9 +1,9 @@
-"""Tunes bucket size, channels and hierarchy of an engine while it trains (docs/design.md, Autotuning)."""
+"""Tunes buckets, channels, hierarchy and transport of an engine while it trains (docs/design.md, Autotuning)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Protocol
@@ -30,7 +30,8 @@ class Autotune:
 
     sample_steps: of an algorithm that communicates every k-th step, a multiple of k.
     warmup_steps: steps before the first sample; more than an algorithm's own warm-up.
-    first: settings to try first, keyed as `Study.trials`; by default what the engine was made with.
+    first: settings to try first, keyed as `Study.trials`, best first; where there are none, what the engine was made
+    with. A value that is missing is the engine's, one that cannot be had the nearest.
     scale: how many times smaller the model is than the one that sizes are said of (a scale model).
     """
 
@@ -78,9 +79,11 @@ class Tuner:
             raise ValueError(
                 f"autotune: {type(engine.algorithm).__name__} has nothing to tune on {engine.comm.size} ranks"
             )
-        self._search = (
-            Search(self.space, asked.seed, asked.first or [self._present()]) if not engine.comm.rank else None
-        )
+        self._search: Search | None = None
+        if not engine.comm.rank:
+            present = self._possible(self._present())
+            first = [present | self._possible(values) for values in asked.first]
+            self._search = Search(self.space, asked.seed, first or [present])
         self._ready: dict[str, None] = {}
         self._began: Any = None
         self._spans: list[tuple[Any, Any]] = []
@@ -136,7 +139,7 @@ class Tuner:
     def _take(self, values: Values) -> None:
         plan, algorithm = self._engine.plan, self._engine.algorithm
         size = None if "bucket_size_2p" not in values else math.ceil(2 ** values["bucket_size_2p"] / self._asked.scale)
-        plan.change(size, values.get("channels"))
+        plan.change(size, values.get("channels"), {key: values[key] for key in self._engine.comm.choices})
         if "hierarchical" in values:
             algorithm.hierarchical = bool(values["hierarchical"])  # type: ignore[attr-defined]
         self._engine.rebuild()
@@ -144,12 +147,17 @@ class Tuner:
     def _present(self) -> Values:
         """The setting that the engine has."""
         plan, size = self._engine.plan, self._engine.plan.bucket_size
-        own = {
+        return {
             "bucket_size_2p": math.floor(math.log2(max(1, (size or 1) * self._asked.scale))),
             "channels": plan.number,
             "hierarchical": int(getattr(self._engine.algorithm, "hierarchical", False)),
+            **self._engine.comm.settings,
         }
-        return {name: min(max(own[name], allowed[0]), allowed[-1]) for name, allowed in self.space.items()}
+
+    def _possible(self, values: Values) -> dict[str, int]:
+        """What of the values can be chosen, within its bounds."""
+        known = [(name, allowed) for name, allowed in self.space.items() if name in values]
+        return {name: min(max(values[name], allowed[0]), allowed[-1]) for name, allowed in known}
 
     def _agreed(self) -> Values:
         """Rank 0's next setting, or its best one, on all ranks."""
@@ -185,10 +193,4 @@ def _space(algorithm: Algorithm, comm: CountedComm, nbytes: float) -> dict[str, 
     inside = comm.intra.size if comm.intra is not None else 1
     if hasattr(algorithm, "hierarchical") and 1 < inside < comm.size:
         space["hierarchical"] = range(2)
-    return space
-
-
-def described(values: Mapping[str, int]) -> str:
-    """'bucket_size=2^23 channels=2'."""
-    texts = {"bucket_size_2p": "bucket_size=2^{}", "channels": "channels={}", "hierarchical": "hierarchical={}"}
-    return " ".join(texts[name].format(value) for name, value in values.items())
+    return {**space, **comm.choices}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -44,6 +44,8 @@ class Plan:
         self._algorithm, self._comm, self._least, self._open = algorithm, comm, least, opener
         self._shares_cores = shares_cores
         self._asked, self._asked_channels = bucket_size, channels
+        self._own = comm  # that the channels are of
+        self._settings = self._wanted = dict(comm.settings)
         self.bucket_size: int | None = None
         """Bytes at which a bucket closes, once it is known; None where the algorithm chooses."""
         self.costs: sizing.Costs | None = None
@@ -56,20 +58,24 @@ class Plan:
         """What all ranks must have in common."""
         return [f"bucket_size={self._asked}", f"channels={self._asked_channels}"]
 
-    def change(self, bucket_size: int | None, channels: int | None) -> None:
-        """Take other values from the next buckets on; None leaves one as it is."""
+    def change(self, bucket_size: int | None, channels: int | None, settings: Mapping[str, int]) -> None:
+        """Take other values from the next buckets on; None leaves one as it is. settings: those of the transport."""
         if bucket_size is not None:
             self._asked, self.bucket_size = bucket_size, None
         if channels is not None:
             self._asked_channels = channels
+        self._wanted = dict(settings)
 
     def channels(self, device: torch.device) -> Channels:
         """The channels; collective where they are opened, with nothing under way. ValueError for fewer than one."""
         asked = self._asked_channels
         number = sizing.channels(on_gpu=device.type == "cuda") if asked is None else asked
+        if self._wanted != self._settings:
+            self.close()
+            self._own, self._settings = self._comm.renewed(self._wanted), self._wanted
         if self._channels is None or self._channels.number != number:
             self.close()
-            self._channels = self._open(self._comm, number, device)
+            self._channels = self._open(self._own, number, device)
         return self._channels
 
     @property

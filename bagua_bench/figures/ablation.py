@@ -9,10 +9,11 @@ from matplotlib.axes import Axes
 
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.figures import rates
+from bagua_bench.figures import rates, settings
+from bagua_bench.results import stats
 from bagua_bench.results.records import Record, comparable
 
-AXES = ("algo", "run.overlap", "run.bucket_size")
+AXES = (*settings.KEYS, "run.overlap", "run.bucket_size")
 FULL = "all"
 
 
@@ -24,28 +25,33 @@ def variant(cell: Cell) -> str:
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
-    """One row per algorithm and variant: rounds, throughput with interval, ratio to the variant with all three.
+    """One row per algorithm, variant and settings: throughput with interval, ratio to the defaults with all three.
+
+    `faster_than_all` and `slower_than_all` follow the suite's rule for claims.
 
     ValueError if the records differ in more than the algorithm and these three.
     """
     comparable(records, AXES)
-    cells = rates.grouped(records, rates.algorithm, variant)
-    rows = [
-        {"algorithm": algo, "variant": name, **rates.row(group, FULL, cells.get((algo, FULL), []))}
-        for (algo, name), group in cells.items()
-    ]
-    return pd.DataFrame(rows).sort_values(["algorithm", "variant"], ignore_index=True)
+    cells = settings.grouped(records, rates.algorithm, variant)
+    noise = stats.noise([rates.of(group) for group in cells.values()])
+    rows = []
+    for (algo, name, way), group in cells.items():
+        base = cells.get((algo, FULL, settings.DEFAULTS), [])
+        own = {"algorithm": algo, "variant": name, "settings": way}
+        rows.append({**own, **rates.row(group, FULL, base), **rates.compared(group, base, FULL, noise)})
+    return pd.DataFrame(rows).sort_values(["algorithm", "variant", "settings"], ignore_index=True)
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
-    """Bars of `table`'s rows, one group per variant."""
+    """Bars of `table`'s rows, one group per variant; hatched where the engine was tuned."""
     variants = sorted(set(data["variant"]))
-    algos = sorted(set(data["algorithm"]))
-    width = 0.8 / len(algos)
+    kinds = sorted(set(zip(data["algorithm"], data["settings"], strict=True)))
+    width = 0.8 / len(kinds)
     for row in data.itertuples():
-        position = variants.index(row.variant) + width * (algos.index(row.algorithm) - (len(algos) - 1) / 2)
-        label = row.algorithm if row.variant == variants[0] else None
-        rates.draw(axes, position, row, width, label=label)
+        kind = (row.algorithm, row.settings)
+        position = variants.index(row.variant) + width * (kinds.index(kind) - (len(kinds) - 1) / 2)
+        label = ", ".join(kind) if row.variant == FULL else None
+        rates.draw(axes, position, row, width, label=label, **settings.of_bar(row.settings))
     axes.set_xticks(range(len(variants)), variants)
     axes.set_ylabel("samples per second")
     axes.legend(fontsize=7, title=", ".join(sorted(set(data["source"]))), title_fontsize=7)

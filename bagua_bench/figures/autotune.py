@@ -23,6 +23,8 @@ AXES = (
 PUBLISHED = "published"
 AFTERWARDS = "afterwards"
 _METRICS = {"autotune_speed": "score", "autotune_best_speed": "best_so_far"}
+_NEAR = 0.98
+_STUDY = ["case", "series", "round"]
 _GIB, _ELEMENT = 2**30, 4
 
 
@@ -30,7 +32,8 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     """One row per setting: of a study in the order of its trials, of a sweep (runs without a study) one per run.
 
     `score` is GiB of the model per second of a step, `of_best` its share of the best mean score of the sweep. A study
-    is followed by the steps that were taken with what it found. The released service's published curve comes last,
+    is followed by the steps that were taken with what it found, and how many `samples` it took to come within 2 % of
+    the best (none if it did not). The released service's published curve comes last,
     whose scores are of forward and backward passes alone. ValueError if the records differ in more than algorithm,
     task, network, bucket size, channels and autotuning.
     """
@@ -39,6 +42,8 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     swept = data[data["series"] == "sweep"]
     best = swept.groupby(["case", "bucket_size_2p", "channels"])["score"].mean().groupby("case").max()
     data["of_best"] = data["score"] / data["case"].map(best)
+    near = data[data["best_so_far"] >= _NEAR * data["case"].map(best)].groupby(_STUDY)["sample"].min()
+    data["samples"] = near.reindex(pd.MultiIndex.from_frame(data[_STUDY])).to_numpy()
     return pd.concat([data, pd.DataFrame(list(_published()))], ignore_index=True)
 
 
@@ -47,10 +52,10 @@ def _rows(record: Record) -> Iterator[dict[str, Any]]:
     own = {"case": _case(cell), "source": record["source"], "round": record["round"]}
     if study := result.get("study"):
         best = -np.inf
-        for trial, end in zip(study["trials"], study["ends"], strict=True):
+        for number, (trial, end) in enumerate(zip(study["trials"], study["ends"], strict=True), 1):
             best = max(best, trial["score"])
-            own |= {"series": _start(cell), "step": end, **trial["values"], "score": trial["score"]}
-            yield {**own, "best_so_far": best}
+            row = {"series": _start(cell), "step": end, "sample": number, **trial["values"], "score": trial["score"]}
+            yield {**own, **row, "best_so_far": best}
     if (sending := result.get("sending")) and sending.get("bucket_size"):
         step = float(np.mean(result["step_seconds"]))
         size = {"bucket_size_2p": float(np.log2(sending["bucket_size"])), "channels": sending["channels"]}
@@ -65,7 +70,9 @@ def _case(cell: Cell) -> str:
 
 
 def _start(cell: Cell) -> str:
-    size = cell.run.bucket_size
+    size, asked = cell.run.bucket_size, cell.run.autotune
+    if asked is not None and asked.advised:
+        return "from the simulator's advice"
     return "from the default" if size is None else f"from buckets of 2^{np.log2(max(size, 1)):.3g} bytes"
 
 
@@ -87,7 +94,7 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     after = data["series"].str.endswith(AFTERWARDS)
     for number, (series, rows) in enumerate(data[~after & (data["series"] != "sweep")].groupby("series", sort=False)):
         reached = data[data["series"] == f"{series}, {AFTERWARDS}"]["of_best"].mean()
-        label = str(series) if np.isnan(reached) else f"{series}: then {reached:.2f} of the best"
+        label = str(series) if np.isnan(reached) else f"{series}: then {reached:.2f} of the best{_samples(rows)}"
         for _, one in rows.groupby("round"):
             colour = f"C{number}"
             axes.plot(one["step"], one["score"], ".", color=colour, markersize=4)
@@ -101,3 +108,12 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     axes.set_ylabel("score, GiB/s")
     axes.set_title(", ".join(sorted(set(data["source"]))), fontsize=9)
     axes.legend(fontsize=6)
+
+
+def _samples(rows: pd.DataFrame) -> str:
+    """After how many samples the studies of a series had come near the best."""
+    found = rows.groupby("round")["samples"].first()
+    if found.isna().all():
+        return ", never within 2 %"
+    some = "" if found.notna().all() else f" in {found.notna().sum()} of {len(found)} rounds"
+    return f", within 2 % after {found.mean():.3g} samples{some}"

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.figures import rates, style
-from bagua_bench.results import stats
 from bagua_bench.results.records import Record, comparable
 
 AXES = ("algo", "task", "network.name", "network.bandwidth", "network.latency", "run.steps", "compute.haste")
@@ -28,15 +27,15 @@ def _latency(cell: Cell) -> str:
 def table(records: Sequence[Record]) -> pd.DataFrame:
     """One row per task, network and algorithm: throughput, its ratio to DDP, and whether it differs from DDP's.
 
-    `faster_than_ddp` and `slower_than_ddp` follow the suite's rule for claims, with the A/A noise of all cells.
-    ValueError if the records differ in more than algorithm, task and network.
+    `faster_than_ddp` and `slower_than_ddp` follow the suite's rule for claims, with the A/A noise of the network's
+    cells. ValueError if the records differ in more than algorithm, task and network.
     """
     comparable(records, AXES)
     cells = rates.grouped(records, lambda cell: cell.task.name, _rate, _latency, rates.algorithm)
-    noise = stats.noise([rates.of(group) for group in cells.values()])
+    noises = rates.noises(cells, 3)
     rows = []
     for (task, rate, latency, algo), group in cells.items():
-        ddp, own = cells.get((task, rate, latency, facts.baseline()), []), rates.of(group)
+        ddp = cells.get((task, rate, latency, facts.baseline()), [])
         rows.append(
             {
                 "task": task,
@@ -44,9 +43,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
                 "latency_ms": float(latency),
                 "algorithm": algo,
                 **rates.row(group, facts.baseline(), ddp),
-                "faster_than_ddp": stats.is_faster(own, rates.of(ddp), noise) if ddp else None,
-                "slower_than_ddp": stats.is_faster(rates.of(ddp), own, noise) if ddp else None,
-                "aa_noise": noise,
+                **rates.compared(group, ddp, facts.baseline(), noises[task, rate, latency]),
             }
         )
     return pd.DataFrame(rows).sort_values(["task", "gbit_per_s", "latency_ms"], kind="stable", ignore_index=True)

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.figures import rates, style
-from bagua_bench.results import stats
 from bagua_bench.results.records import Record, comparable
 
 AXES = (
@@ -30,25 +29,23 @@ def _channels(cell: Cell) -> str:
 def table(records: Sequence[Record]) -> pd.DataFrame:
     """One row per place (task, network) and algorithm: throughput with the default channels, its ratio to one.
 
-    `slower_than_one_channel` follows the suite's rule for claims, with the A/A noise of all cells. ValueError if the
-    records differ in more than that, or if one of the two is missing.
+    `slower_than_one_channel` follows the suite's rule for claims, with the A/A noise of the place's cells. ValueError
+    if the records differ in more than that, or if one of the two is missing.
     """
     comparable(records, AXES)
     cells = rates.grouped(records, _place, rates.algorithm, _channels)
-    noise = stats.noise([rates.of(group) for group in cells.values()])
+    noises = rates.noises(cells, 1)
     rows = []
     for place, algo in dict.fromkeys((place, algo) for place, algo, _ in cells):
         pair = [cells.get((place, algo, channels)) for channels in ("default", "1")]
         if pair[0] is None or pair[1] is None:
             raise ValueError(f"{algo} is compared with itself: run.channels=null and 1 on each network")
-        own, one = rates.of(pair[0]), rates.of(pair[1])
         rows.append(
             {
                 "place": place,
                 "algorithm": algo,
                 **rates.row(pair[0], "one_channel", pair[1]),
-                "slower_than_one_channel": stats.is_faster(one, own, noise),
-                "aa_noise": noise,
+                **rates.compared(pair[0], pair[1], "one_channel", noises[(place,)]),
             }
         )
     return pd.DataFrame(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,27 @@ def row(records: Sequence[Record], baseline: str, base: Sequence[Record]) -> dic
     }
 
 
+def compared(records: Sequence[Record], base: Sequence[Record], baseline: str, noise: float) -> dict[str, Any]:
+    """Columns: whether a cell is faster or slower than `base` by the suite's rule for claims, and the A/A noise."""
+    own, other = of(records), of(base)
+    return {
+        f"faster_than_{baseline}": stats.is_faster(own, other, noise) if base else None,
+        f"slower_than_{baseline}": stats.is_faster(other, own, noise) if base else None,
+        "aa_noise": noise,
+    }
+
+
+def noises(cells: Mapping[tuple[str, ...], Sequence[Record]], places: int) -> dict[tuple[str, ...], float]:
+    """The A/A noise of each place, by the first `places` parts of the keys: the worst of the cells there.
+
+    A place is a configuration without its algorithm: what makes rounds differ on one network says nothing of another.
+    """
+    found: dict[tuple[str, ...], list[list[float]]] = {}
+    for key, group in cells.items():
+        found.setdefault(key[:places], []).append(of(group))
+    return {place: stats.noise(values) for place, values in found.items()}
+
+
 def staleness(records: Sequence[Record]) -> float | None:
     """Mean age in steps of the averages when applied; None if averaging happens in every step, or if it is unknown."""
     found = [record["result"].get("averaging") for record in records]
@@ -75,5 +96,6 @@ def draw(axes: Axes, position: float, row: Any, width: float = 0.8, ratio: float
 
 def title(axes: Axes, data: pd.DataFrame) -> None:
     """Where the numbers come from, and how far a cell differs from itself."""
-    sources, noise = ", ".join(sorted(set(data["source"]))), data["aa_noise"].iloc[0]
-    axes.set_title(f"{sources}; A/A noise ±{100 * noise:.1f} %", fontsize=9)
+    sources, ends = ", ".join(sorted(set(data["source"]))), (data["aa_noise"].min(), data["aa_noise"].max())
+    noise = " to ".join(dict.fromkeys(f"±{100 * end:.1f}" for end in ends))
+    axes.set_title(f"{sources}; A/A noise {noise} %", fontsize=9)

@@ -14,7 +14,6 @@ from bagua_bench.advise import ranking
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.figures import rates
-from bagua_bench.results import stats
 from bagua_bench.results.records import Record, cell_of, comparable
 
 AXES = (
@@ -31,12 +30,12 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
 
     `advised` is what the simulator finds fastest, of the algorithms that were measured, with the cluster's physics in
     the records; `regret` is its measured time of a step over that of the `fastest`; `first` whether that is within
-    the A/A noise of all cells. ValueError if the records differ in more than that.
+    the A/A noise of the place's cells. ValueError if the records differ in more than that.
     """
     comparable(records, AXES)
     places = rates.grouped(records, _place)
-    noise = stats.noise([rates.of(group) for group in rates.grouped(records, _place, rates.algorithm).values()])
-    rows = [row for (place,), group in places.items() for row in _rows(place, group, noise)]
+    noises = rates.noises(rates.grouped(records, _place, rates.algorithm), 1)
+    rows = [row for (place,), group in places.items() for row in _rows(place, group, noises[(place,)])]
     return pd.DataFrame(rows).sort_values(["question", "place"], kind="stable", ignore_index=True)
 
 
@@ -92,7 +91,7 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
         ordered = np.sort(rows["regret"].to_numpy(float))
         said = f"{question}: first in {rows['first'].sum()} of {len(rows)}, median {np.median(ordered):.2f}"
         axes.plot(np.arange(1, len(ordered) + 1), ordered, marker="o", label=f"{said}, worst {ordered[-1]:.2f}")
-    axes.axhline(1 + data["aa_noise"].iloc[0], color="black", linewidth=0.8, linestyle=":")
+    axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xlabel("places, by regret")
     axes.set_ylabel("time of the advised / of the fastest")
     rates.title(axes, data)

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.figures import rates, style
+from bagua_bench.figures import rates, settings, style
 from bagua_bench.results import stats
 from bagua_bench.results.records import Record, cell_of, comparable
 
@@ -49,28 +49,29 @@ QUANTITIES = (
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
-    """One row per algorithm and point: rounds, seconds of a step with interval, epoch, throughput, ratio to DDP's.
+    """One row per algorithm, settings and point: seconds of a step with interval, epoch, throughput, ratio to DDP's.
 
-    ValueError if the records differ in more than the algorithm and one quantity.
+    DDP's settings are of the same kind, if there are such. `faster_than_ddp` and `slower_than_ddp` follow the suite's
+    rule for claims, with the A/A noise of the point's cells. ValueError if the records differ in more than the
+    algorithm, its settings and one quantity.
     """
     quantity = quantity_of(records)
-    cells: dict[tuple[str, float], list[Record]] = {}
-    for record in records:
-        cell = cell_of(record)
-        cells.setdefault((cell.algo.name, quantity.value(cell)), []).append(record)
+    cells = settings.grouped(records, lambda cell: repr(quantity.value(cell)), rates.algorithm)
+    noises = rates.noises(cells, 1)
     rows = []
-    for (algo, x), group in cells.items():
+    for (x, algo, way), group in cells.items():
         values = rates.of(group)
         samples = group[0]["result"]["samples_per_step"]
         steps = [samples / rate for rate in values]
         low, high = stats.mean_interval(steps)
-        base = [r["result"]["throughput"] for r in cells.get((facts.baseline(), x), [])]
+        base = cells.get((x, facts.baseline(), way)) or cells.get((x, facts.baseline(), settings.DEFAULTS), [])
         sent = [sum(rank.values()) for r in group for rank in r["result"]["bytes_per_step"]]
         factor = cell_of(group[0]).shrink
         rows.append(
             {
                 "algorithm": algo,
-                quantity.label: x,
+                "settings": way,
+                quantity.label: float(x),
                 "source": group[0]["source"],
                 "scale_model": factor,
                 "rounds": len(group),
@@ -79,13 +80,14 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
                 "high": high,
                 "epoch_seconds": group[0]["result"]["samples_per_epoch"] / float(np.mean(values)),
                 "samples_per_second": float(np.mean(values)),
-                "ratio_to_ddp": float(np.mean(values) / np.mean(base)) if base else None,
+                "ratio_to_ddp": float(np.mean(values) / np.mean(rates.of(base))) if base else None,
+                **rates.compared(group, base, facts.baseline(), noises[(x,)]),
                 "megabytes_per_step_and_rank": float(np.mean(sent)) / 1e6 * factor,
                 "staleness_steps": rates.staleness(group),
                 "flags": sum(len((r["network"]["measured"] or {}).get("flags", ())) for r in group),
             }
         )
-    return pd.DataFrame(rows).sort_values(["algorithm", quantity.label], ignore_index=True)
+    return pd.DataFrame(rows).sort_values(["algorithm", "settings", quantity.label], ignore_index=True)
 
 
 def quantity_of(records: Sequence[Record]) -> Quantity:
@@ -93,7 +95,7 @@ def quantity_of(records: Sequence[Record]) -> Quantity:
     failure: ValueError | None = None
     for quantity in QUANTITIES:
         try:
-            comparable(records, ("algo", *quantity.keys))
+            comparable(records, (*settings.KEYS, "compute.haste", *quantity.keys))
         except ValueError as error:
             failure = failure or error
         else:
@@ -103,12 +105,15 @@ def quantity_of(records: Sequence[Record]) -> Quantity:
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
-    """A line per algorithm of `table`; a scale model's bandwidth sweep has a second axis with its own rates."""
+    """A line per algorithm of `table`, dotted where it is tuned.
+
+    A scale model's bandwidth sweep has a second axis with its own rates.
+    """
     quantity = next(q for q in QUANTITIES if q.label in data.columns)
-    for algo, rows in data.groupby("algorithm", sort=False):
+    for (algo, way), rows in data.groupby(["algorithm", "settings"], sort=False):
         error = [rows["step_seconds"] - rows["low"], rows["high"] - rows["step_seconds"]]
-        name = rates.label(str(algo), list(rows["staleness_steps"]))
-        look = style.line(str(algo), rows["source"])
+        name = rates.label(str(algo), list(rows["staleness_steps"])) if way == settings.DEFAULTS else None
+        look = {**style.line(str(algo), rows["source"]), **settings.of_line(way)}
         axes.errorbar(rows[quantity.label], rows["step_seconds"], yerr=error, label=name, **look)
     axes.set_xscale(quantity.scale)
     axes.set_yscale("log")
@@ -126,6 +131,8 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
         own.set_xlabel(f"emulated, Mbit/s (a scale model of 1 : {factor:g})", fontsize=8)
         own.set_xticks([x * 1e3 / factor for x in points], [f"{x * 1e3 / factor:g}" for x in points])
         own.minorticks_off()
+    if settings.TUNED in set(data["settings"]):
+        axes.plot([], [], color="black", label="tuned", **settings.of_line(settings.TUNED))
     title = ", ".join(sorted(set(data["source"])))
     axes.legend(fontsize=7, title=title, title_fontsize=7, loc="lower left", bbox_to_anchor=(1, 0))
 

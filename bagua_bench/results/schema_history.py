@@ -18,6 +18,9 @@ HISTORY = {
     4: "`result.sending`: size and number of the engine's buckets, and channels; `config.run.bucket_size` and "
     "`.channels` are null where they were left to the engine; `config.run.autotune` and `result.study`",
     5: "`config.compute.haste`: how many times quicker a run was than its times say; 1 in older versions",
+    6: "`config.transport.chunk`: the largest part of a message that Bagua-Net gives one stream, missing where it is "
+    "left to it; `streams_2p` and `chunk_2p` in the settings of `result.study`; `config.run.autotune.advised`: how "
+    "many of them the simulator proposed",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -84,5 +87,15 @@ def _from_4(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "config": {**config, "compute": {**config["compute"], "haste": 1.0}}}
 
 
-_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4}
+def _from_5(record: dict[str, Any]) -> dict[str, Any]:
+    return record
+
+
+_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: _from_1,
+    2: _from_2,
+    3: _from_3,
+    4: _from_4,
+    5: _from_5,
+}
 """For each version, the migration to the next."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from bagua_bench import libraries
 from bagua_bench.configuration.cell import TransportPart
 from bagua_bench.transport import native
 
 NCCL_NAME = "BaguaNet"
+CHOICES = {"streams_2p": range(5), "chunk_2p": range(14, 24)}
+"""What can be tuned, as binary logarithms, and to which values: 1 to 16 streams, chunks of 16 KiB to 8 MiB."""
+_VARIABLES = {"streams_2p": ("BAGUA_NET_STREAMS", "4"), "chunk_2p": ("BAGUA_NET_CHUNK", "1048576")}
 
 
-def for_nccl(streams: int) -> dict[str, str]:
+def for_nccl(streams: int, chunk: int | None = None) -> dict[str, str]:
     """Variables for any program that uses NCCL.
 
     NCCL_NET turns a plugin that cannot be loaded into an error. NCCL 2.28 and 2.29 forget a plugin when the last
@@ -21,13 +25,23 @@ def for_nccl(streams: int) -> dict[str, str]:
         "NCCL_NET_PLUGIN": str(libraries.plugin()),
         "NCCL_NET": NCCL_NAME,
         "NCCL_NET_PLUGIN_REF_COUNT": "1",
-        **for_torch(streams),
+        **for_torch(streams, chunk),
     }
 
 
-def for_torch(streams: int) -> dict[str, str]:
-    """Variables for the torch.distributed backend."""
-    return {"BAGUA_NET_STREAMS": str(streams)}
+def for_torch(streams: int, chunk: int | None = None) -> dict[str, str]:
+    """Variables for the torch.distributed backend; `chunk` in bytes, None leaves it as it is."""
+    return {"BAGUA_NET_STREAMS": str(streams)} | ({} if chunk is None else {"BAGUA_NET_CHUNK": str(chunk)})
+
+
+def tuned() -> dict[str, int]:
+    """The keys of `CHOICES` as the environment sets them, rounded down."""
+    return {key: int(float(os.environ.get(*named))).bit_length() - 1 for key, named in _VARIABLES.items()}
+
+
+def of_tuned(settings: Mapping[str, int]) -> dict[str, str]:
+    """Variables for settings keyed as `CHOICES`."""
+    return {_VARIABLES[key][0]: str(2**value) for key, value in settings.items()}
 
 
 def streams(transport: TransportPart) -> dict[str, list[dict[str, float]]] | None:
@@ -39,4 +53,4 @@ def apply(transport: TransportPart) -> None:
     """Prepare this process for a resolved `transport` group, before it makes its first process group."""
     if transport.streams is not None:
         choose = for_nccl if transport.plugin else for_torch
-        os.environ.update(choose(transport.streams))
+        os.environ.update(choose(transport.streams, transport.chunk))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bagua_bench.transport import environment
 from bagua_bench.transport.native import NAME, Group, Piece, announce
 from bagua_bench.transport.tensors import DTYPES, Dense, numbers_of
 from bagua_bench.transport.work import Job, Lane, Message
@@ -213,6 +214,20 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of operations that start from now on."""
         self._timeout = timeout.total_seconds()
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The keys of `choices` as the environment sets them for the next group."""
+        return environment.tuned()
+
+    @property
+    def choices(self) -> dict[str, range]:
+        """What can be tuned, and to which values."""
+        return environment.CHOICES
+
+    def variables(self, settings: Mapping[str, int]) -> dict[str, str]:
+        """Environment variables with which a group has these settings."""
+        return environment.of_tuned(settings)
 
     def report(self, peer: int) -> list[dict[str, float]]:
         """Counters of the streams to a rank; see cpp/core/report.h."""

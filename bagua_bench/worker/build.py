@@ -40,7 +40,7 @@ def _autotune(cell: Cell) -> Autotune | None:
         return None
     steps = declared.whole(asked.sample_steps)
     behind = max(asked.warmup_steps, declared.warm_up)
-    return Autotune(asked.max_samples, steps, behind, cell.run.seed, scale=cell.shrink)
+    return Autotune(asked.max_samples, steps, behind, cell.run.seed, asked.first, cell.shrink)
 
 
 def _make(cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, arithmetic: Arithmetic) -> Trainer:

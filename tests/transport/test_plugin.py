@@ -60,12 +60,25 @@ def test_a_message_of_every_kind_of_size_arrives_whole(start: Start, size: int) 
         {"BAGUA_NET_STREAMS": "1"},
         {"BAGUA_NET_STREAMS": "13"},
         {"BAGUA_NET_ZERO_COPY": "0"},
+        {"BAGUA_NET_CHUNK": "16384"},
+        {"BAGUA_NET_CHUNK": str(64 * MIB)},
     ],
 )
 def test_random_sizes_and_contents_with_32_in_flight(start: Start, environment: dict[str, str]) -> None:
     pair = start(environment=environment)
     pair.link()
     pair.stream(size=MIB, count=150, window=32, check=11)
+
+
+@pytest.mark.parametrize("kib", [16, 256])
+def test_no_chunk_is_larger_than_asked_for(start: Start, kib: int) -> None:
+    """But for a small rest of a message, which is not left for a chunk of its own."""
+    pair = start(environment={"BAGUA_NET_CHUNK": str(kib << 10)})
+    pair.link()
+    pair.stream(size=4 * MIB, count=20, window=4)
+    streams = pair.a.ask("report", name="x.s")["streams"]
+    mean = sum(s["bytes_sent"] for s in streams) / sum(s["chunks_sent"] for s in streams)
+    assert mean <= 1.1 * (kib << 10)
 
 
 @pytest.mark.parametrize("wanted", ["1", "0"])
@@ -194,7 +207,13 @@ def test_a_thousand_connections_leave_nothing_behind(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    "environment", [{"BAGUA_NET_STREAMS": "0"}, {"BAGUA_NET_TIMEOUT": "soon"}, {"BAGUA_NET_SECRET_FILE": "/nowhere"}]
+    "environment",
+    [
+        {"BAGUA_NET_STREAMS": "0"},
+        {"BAGUA_NET_CHUNK": "1000"},
+        {"BAGUA_NET_TIMEOUT": "soon"},
+        {"BAGUA_NET_SECRET_FILE": "/nowhere"},
+    ],
 )
 def test_a_wrong_setting_is_refused(start: Start, environment: dict[str, str]) -> None:
     with pytest.raises(HarnessError):

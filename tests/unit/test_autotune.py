@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from algorithms.async_model_average import AsyncModelAverage
 from algorithms.base import Algorithm, Bucket, Comm
 from algorithms.gradient_allreduce import GradientAllReduce
+from bagua_bench.advise.proposals import proposed
 from bagua_bench.comm import CountedComm
 from bagua_bench.configuration.resolve import ConfigError
 from bagua_bench.configuration.validate import validate
@@ -22,6 +24,7 @@ from bagua_bench.engine.buckets import split
 from bagua_bench.engine.engine import Engine
 from bagua_bench.engine.search import Search
 from bagua_bench.results.result import Study
+from bagua_bench.simulate.run import simulate
 from tests.catalogue import resolved
 from tests.ranks import run
 
@@ -146,6 +149,45 @@ def test_an_engine_tunes_itself_and_learns_as_before(kind: str, size: int, per_s
     assert found[1]["study"].trials == (), "rank 0 has the study"
 
 
+def over_streams(comm: CountedComm, asked: Autotune) -> dict[str, Any]:
+    """What was tuned, and the streams that are counted and the bytes that were sent, before and at the end."""
+    model, chance = layers(), torch.Generator().manual_seed(comm.rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with Engine(model, optimizer, GradientAllReduce(), comm, autotune=asked, channels=2) as engine:
+        for _ in range(14):
+            model(torch.randn(4, 32, generator=chance)).square().mean().backward()
+            engine.step()
+        assert not engine.tuning
+        return {
+            "study": engine.study,
+            "weights": [p.detach().clone() for p in model.parameters()],
+            "streams": {peer: len(found) for peer, found in comm.streams().items()},  # type: ignore[attr-defined]
+            "sent": engine.sent(),
+            "settings": dict(comm.settings),
+        }
+
+
+@pytest.mark.parametrize("per_server", [1, 2])
+def test_streams_and_chunks_of_bagua_net_are_tuned_too(per_server: int) -> None:
+    first = [{"streams_2p": 1, "chunk_2p": 15, "channels": 2}, {"streams_2p": 3, "chunk_2p": 22, "channels": 2}]
+    asked = Autotune(max_samples=4, sample_steps=2, warmup_steps=1, first=first)
+    found = run("bagua_net", 2 * per_server, over_streams, asked, per_server=per_server)
+    study, one = found[0]["study"], found[0]
+    assert one["settings"] == {"streams_2p": 2, "chunk_2p": 20}, "what the communicator was made with"
+    assert [trial.values["streams_2p"] for trial in study.trials[:2]] == [1, 3]
+    assert [trial.values["chunk_2p"] for trial in study.trials[:2]] == [15, 22]
+    assert study.trials[0].values["bucket_size_2p"] == 16, "the engine's, as none is given, and within what can be had"
+    assert {*study.best} == {"bucket_size_2p", "channels", "streams_2p", "chunk_2p"} | (
+        {"hierarchical"} if per_server > 1 else set()
+    )
+    assert all(torch.equal(a, b) for other in found for a, b in zip(one["weights"], other["weights"], strict=True))
+    of_engine = study.best["channels"] * 2 ** study.best["streams_2p"]
+    assert set(one["streams"].values()) == {2 * 4 + of_engine}, "connections that were tried are closed"
+    elements = sum(weight.numel() for weight in one["weights"])
+    if per_server == 1:
+        assert one["sent"]["flat"] > 14 * 4 * elements, "what closed communicators have sent counts"
+
+
 def test_buckets_follow_the_order_of_readiness() -> None:
     asked = Autotune(max_samples=1, sample_steps=1, warmup_steps=1, first=[{"bucket_size_2p": 10, "channels": 2}])
     assert all(run("threads", 2, in_order_of_readiness, asked))
@@ -198,6 +240,10 @@ def test_an_engine_with_nothing_to_tune_says_so(size: int, algorithm: Algorithm)
         (["algo=decentralized"], "there is nothing to tune"),
         (["algo=ddp"], "belongs to Bagua's engine"),
         (["algo=bytegrad", "tune.max_samples=0"], "tune.max_samples=0: must be at least 1"),
+        (["algo=bytegrad", "tune.advised=31"], "tune.advised=31: allowed: at most tune.max_samples"),
+        (["algo=bytegrad", "tune.advised=3"], "does not know how long computing takes"),
+        (["algo=bytegrad", "transport.chunk=1MiB"], "transport.chunk=1048576: allowed: 16384 to 67108864 bytes with"),
+        (["algo=bytegrad", "transport=bagua_net", "transport.chunk=1KiB"], "transport.chunk=1024: allowed: 16384 to"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -205,3 +251,22 @@ def test_bad_configurations_are_one_line(overrides: list[str], message: str) -> 
     with pytest.raises(ConfigError, match=message) as caught:
         validate(resolved("task=vgg16", "task.scale=tiny", "run.autotune=true", "cluster.servers=2", *overrides))
     assert "\n" not in str(caught.value)
+
+
+def test_the_simulator_s_proposals_are_what_it_finds_fastest() -> None:
+    cell = resolved(
+        *("mode=emulate", "task=vgg16", "algo=gradient_allreduce", "cluster=4x1", "compute.shrink=100"),
+        *("network.bandwidth=1gbit", "network.latency=1ms", "run.autotune=true", "tune.advised=2"),
+    )
+    validate(cell)
+    chosen = proposed(cell)
+    assert chosen.run.autotune is not None and len(chosen.run.autotune.first) == 2
+    assert proposed(resolved("mode=emulate", "task=vgg16", "run.autotune=true")).run.autotune is not None
+
+    def seconds(size: int, channels: int) -> float:
+        run = replace(cell.run, bucket_size=size, channels=channels, autotune=None, steps=2, untimed=1)
+        return float(simulate(replace(cell, mode="simulate", run=run)).ranks[0].seconds[-1]["step"])
+
+    best, second = (seconds(2 ** one["bucket_size_2p"], one["channels"]) for one in chosen.run.autotune.first)
+    others = [seconds(2**size, channels) for size in (20, 24, 28) for channels in (1, 2, 4)]
+    assert best <= second <= 1.01 * min(others)

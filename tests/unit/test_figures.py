@@ -261,6 +261,12 @@ def test_autotuning_is_drawn_beside_the_sweep_and_the_published_curve() -> None:
     assert set(own["series"]) == {start, f"{start}, afterwards", "sweep"}
     assert list(own[own["series"] == f"{start}, afterwards"]["of_best"]) == pytest.approx([0.8])
     assert list(own[own["series"] == "sweep"]["score"]) == pytest.approx([1.0, 0.5])
+    assert own["samples"].isna().all(), "half of the best of the sweep is not near it"
+    trials[2]["score"] = 0.99
+    near = autotune.parts(autotune.table([tuned, *swept]))["vgg16_bytegrad_1gbit_1ms"]
+    assert list(near[near["series"] == start]["samples"]) == [3, 3, 3]
+    tuned["config"]["run"]["autotune"]["advised"] = 2
+    assert "from the simulator's advice" in set(autotune.table([tuned, *swept])["series"])
     assert len(cases[autotune.PUBLISHED]) == 30
     for rows in cases.values():
         figure, axes = plt.subplots()

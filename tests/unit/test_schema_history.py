@@ -137,5 +137,5 @@ def test_a_cell_keeps_its_id_but_where_a_key_is_gone() -> None:
 def test_an_unknown_version_is_one_line(version: int | None, tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text(json.dumps({"schema": version}) + "\n")
-    with pytest.raises(ValueError, match=rf"records\.jsonl:1: schema {version}, this version reads 1, 2, 3, 4, 5$"):
+    with pytest.raises(ValueError, match=rf"records\.jsonl:1: schema {version}, this version reads 1, 2, 3, 4, 5, 6$"):
         records.read([path])

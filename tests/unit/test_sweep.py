@@ -48,6 +48,38 @@ def test_a_bandwidth_sweep_has_a_row_per_algorithm_and_point() -> None:
     assert "1 : 100" in own.get_xlabel()
 
 
+def test_defaults_are_compared_with_defaults_and_tuned_with_tuned() -> None:
+    speeds = {
+        ("algo=ddp", "1gbit"): 10,
+        ("algo=ddp algo.bucket_cap_mb=5", "1gbit"): 8,
+        ("algo=ddp algo.bucket_cap_mb=100", "1gbit"): 12,
+        ("algo=bytegrad", "1gbit"): 20,
+        ("algo=bytegrad run.autotune=true", "1gbit"): 36,
+        ("algo=decentralized", "1gbit"): 30,
+        ("algo=ddp", "10gbit"): 40,
+        ("algo=ddp algo.bucket_cap_mb=5", "10gbit"): 30,
+        ("algo=bytegrad", "10gbit"): 60,
+    }
+    found = [
+        record(rate + k / 100, *system.split(), f"network.bandwidth={speed}", round_=k)
+        for (system, speed), rate in speeds.items()
+        for k in range(5)
+    ]
+    data = sweep.table(found).set_index(["bandwidth, Gbit/s", "algorithm", "settings"])
+    ratios = data["ratio_to_ddp"]
+    assert ratios[1, "ddp", "tuned"] == 1 and data["samples_per_second"][1, "ddp", "tuned"] == pytest.approx(12.02)
+    assert ratios[1, "bytegrad", "defaults"] == pytest.approx(2, rel=0.01)
+    assert ratios[1, "bytegrad", "tuned"] == pytest.approx(3, rel=0.01)
+    assert ratios[1, "decentralized", "defaults"] == pytest.approx(3, rel=0.01)
+    assert (10, "decentralized", "defaults") not in ratios and (10, "bytegrad", "tuned") not in ratios
+    assert data["samples_per_second"][10, "ddp", "tuned"] == pytest.approx(40.02), "its own may be the best"
+    assert data["faster_than_ddp"][1, "bytegrad", "tuned"] and not data["faster_than_ddp"][1, "ddp", "tuned"]
+    assert data["aa_noise"].groupby(level=0).nunique().eq(1).all(), "one per point"
+    _, axes = pyplot.subplots()
+    sweep.draw(sweep.table(found), axes)
+    assert set(axes.get_legend_handles_labels()[1]) == {"ddp", "bytegrad", "decentralized", "tuned"}
+
+
 def test_records_of_one_point_are_refused_in_one_line(tmp_path: Path) -> None:
     for algo in ("ddp", "bytegrad"):
         records.append(tmp_path / "tradeoff_bandwidth" / "records.jsonl", record(10, f"algo={algo}"))

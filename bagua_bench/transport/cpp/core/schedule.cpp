@@ -18,6 +18,7 @@ struct Load {
     double mean;  // bytes/s of a stream whose rate is known
     double ideal;  // seconds until everything outstanding is delivered, if no stream runs dry
     double least;  // bytes below which a chunk is not worth cutting
+    double most;  // bytes of a chunk
 };
 
 // What a stream would do with the next chunk.
@@ -61,8 +62,7 @@ bool free_to_write(const Stream& s) { return !s.out.request && s.writable; }
 Offer offer_of(Stream& s, const Load& load, uint64_t message) {
     const double rate = rate_of(s, load), waiting = double(s.pace.most_queued());
     const double share = std::min(rate * Tuning::kCommittedShare * load.ideal, double(Tuning::kMostQueueBytes));
-    double length = std::clamp(std::max(share / 2, load.least), double(Tuning::kMinChunkBytes),
-                               double(Tuning::kMaxChunkBytes));
+    double length = std::clamp(std::max(share / 2, load.least), double(Tuning::kMinChunkBytes), load.most);
     // Every chunk begins aligned, and no small rest is left for another one.
     length = double(uint32_t(length) / Tuning::kChunkAlignmentBytes * Tuning::kChunkAlignmentBytes);
     if (length * 1.5 >= double(message)) length = double(message);
@@ -101,7 +101,7 @@ Schedule::Choice Schedule::share_out(Streams& streams, uint64_t message, uint64_
         if (s->pace.rate > 0) known += s->pace.rate, ++count;
         outstanding += s->pace.most_queued();
     }
-    Load load{now, count ? known / count : Tuning::kUnknownBytesPerSecond, 0, 0};
+    Load load{now, count ? known / count : Tuning::kUnknownBytesPerSecond, 0, 0, double(most_chunk_bytes_)};
     for (auto& s : streams) sum += rate_of(*s, load);
     load.ideal = double(outstanding) / sum;
     load.least = std::min(sum * Tuning::kChunkSeconds, double(outstanding) / double(streams.size()));
@@ -143,9 +143,10 @@ Schedule::Choice Schedule::stay(uint64_t message, int64_t now) {
     const auto brief = uint64_t(quick_->pace.delivery * Tuning::kFastQueueSeconds);
     const uint64_t most = std::min(brief, uint64_t(Tuning::kFastQueueBytes));
     const uint64_t queued = quick_->pace.most_queued();
-    const uint64_t room = queued < most ? std::min<uint64_t>(most - queued, Tuning::kMaxChunkBytes) : 0;
+    const uint64_t space = queued < most ? most - queued : 0;
+    const uint64_t room = std::min<uint64_t>(space, most_chunk_bytes_);
     if (room >= message) return {quick_, uint32_t(message)};
-    if (room < most / 4) return {};
+    if (space < most / 4) return {};
     return {quick_, uint32_t(room / Tuning::kChunkAlignmentBytes * Tuning::kChunkAlignmentBytes)};
 }
 

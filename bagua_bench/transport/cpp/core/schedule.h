@@ -25,6 +25,8 @@ class Schedule {
   public:
     using Streams = std::vector<std::unique_ptr<Stream>>;
 
+    explicit Schedule(uint32_t most_chunk_bytes) : most_chunk_bytes_(most_chunk_bytes) {}
+
     struct Choice {
         Stream* stream;  // null: nobody has room now
         uint32_t length;
@@ -43,6 +45,7 @@ class Schedule {
     void look(Stream& stream, int64_t now);
     void sample(Stream& stream, int64_t now);
 
+    const uint32_t most_chunk_bytes_;
     Stream* quick_ = nullptr;  // takes small messages while little waits in it
     int64_t room_at_ = 0;
 };

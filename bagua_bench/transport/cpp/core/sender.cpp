@@ -20,7 +20,7 @@ bool near(const Stream& s) { return s.pace.rtt > 0 && s.pace.rtt <= Tuning::kNea
 }  // namespace
 
 Sender::Sender(Trunk& trunk, Connection* connection)
-    : trunk_(trunk), window_(connection), may_lend_(trunk.settings.zero_copy) {}
+    : trunk_(trunk), window_(connection), schedule_(trunk.settings.chunk), may_lend_(trunk.settings.zero_copy) {}
 
 Request* Sender::post(const void* data, uint32_t size, uint32_t tag) {
     Request* r = window_.post(const_cast<void*>(data), size, tag);

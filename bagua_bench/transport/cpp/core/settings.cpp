@@ -4,6 +4,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "tuning.h"
+
 namespace bagua {
 
 namespace {
@@ -29,14 +31,16 @@ Status read_settings(Settings* settings, std::vector<Interface>* interfaces) {
         *out = value;
         return {};
     };
-    double streams = 4, timeout = 10, connecting = 60, crc = 0, zero_copy = 1, helpers = 0;
+    double streams = settings->streams, chunk = settings->chunk, timeout = 10, connecting = 60, crc = 0, zero_copy = 1, helpers = 0;
     if (Status s = number("BAGUA_NET_STREAMS", 1, kMaxStreams, &streams); !s) return s;
+    if (Status s = number("BAGUA_NET_CHUNK", Tuning::kMinChunkBytes, Tuning::kMaxChunkBytes, &chunk); !s) return s;
     if (Status s = number("BAGUA_NET_TIMEOUT", 0.5, 86400, &timeout); !s) return s;
     if (Status s = number("BAGUA_NET_CONNECT_TIMEOUT", 0.5, 86400, &connecting); !s) return s;
     if (Status s = number("BAGUA_NET_CRC", 0, 1, &crc); !s) return s;
     if (Status s = number("BAGUA_NET_ZERO_COPY", 0, 1, &zero_copy); !s) return s;
     if (Status s = number("BAGUA_NET_HELPERS", 0, 16, &helpers); !s) return s;
     settings->streams = int(streams);
+    settings->chunk = uint32_t(chunk);
     settings->helpers = int(helpers);
     settings->timeout = int64_t(timeout * double(kSecond));
     settings->connect_timeout = int64_t(connecting * double(kSecond));

@@ -12,6 +12,7 @@ namespace bagua {
 
 struct Settings {
     int streams = 4;
+    uint32_t chunk = 1 << 20;  // bytes that one stream is given at a time, at most
     int64_t timeout = 10 * kSecond;  // without a sign of life
     int64_t connect_timeout = 60 * kSecond;
     bool crc = false;
@@ -21,7 +22,7 @@ struct Settings {
     Log log;
 };
 
-// From BAGUA_NET_STREAMS, _HELPERS, _TIMEOUT, _CONNECT_TIMEOUT (seconds), _CRC and _ZERO_COPY (0, 1), _SECRET_FILE and
+// From BAGUA_NET_STREAMS, _CHUNK (bytes), _HELPERS, _TIMEOUT, _CONNECT_TIMEOUT (seconds), _CRC and _ZERO_COPY (0, 1), _SECRET_FILE and
 // _INTERFACES; where the last is not set, NCCL_SOCKET_IFNAME is used. NCCL_SOCKET_FAMILY restricts the addresses.
 Status read_settings(Settings* settings, std::vector<Interface>* interfaces);
 

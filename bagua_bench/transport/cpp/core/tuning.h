@@ -18,7 +18,7 @@ struct Tuning {
     static constexpr uint64_t kFirstQueueBytes = 128 << 10;  // may always wait in the stream that delivers first
     static constexpr double kCommittedShare = 0.6;  // of the ideal time, for one stream: its rate is an estimate
     static constexpr double kQuickerRatio = 1.5;  // a stream this many times as fast takes over the small messages
-    static constexpr uint32_t kMinChunkBytes = 16 << 10, kMaxChunkBytes = 1 << 20;
+    static constexpr uint32_t kMinChunkBytes = 16 << 10, kMaxChunkBytes = 64 << 20;  // what a user may choose between
     static constexpr uint32_t kChunkAlignmentBytes = 4096;
     static constexpr double kChunkSeconds = 50e-6;  // of all streams together, at least: one core cuts all chunks
     // A path that is faster than most links: one stream takes everything while less than both of these waits in it. The
