@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 from algorithms.codecs.base import Codec
 from bagua_bench.configuration.cell import Cell
@@ -32,11 +32,10 @@ class Emulation:
         self._pace = Sleeper({"forward": compute.forward * each, "backward": compute.backward * each})
         self.task = EmulatedTask(cell.task.batch, layers, self._pace)
 
-    def arithmetic(self) -> AbstractContextManager[object]:
-        """A context in which an algorithm's own operations on tensors take as long as on the emulated machine."""
-        if self._cell.profile.codec != "profile":
-            return nullcontext()
-        return Meter(self._debt, values=False)
+    def perform(self, piece: Callable[..., None], *arguments: object) -> None:
+        """Call a piece of an algorithm, whose own operations on tensors take as long as on the emulated machine."""
+        with Meter(self._debt, values=False) if self._cell.profile.codec == "profile" else nullcontext():
+            piece(*arguments)
 
     @contextmanager
     def attached(self, trainer: Trainer) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from bagua_bench.engine.layout import is_dense, refuse_unfit
 from bagua_bench.engine.plan import Opener, Plan
 from bagua_bench.engine.rounds import Rounds
 from bagua_bench.engine.saved import Saved
-from bagua_bench.engine.schedule import Schedule
+from bagua_bench.engine.schedule import Perform, Schedule, perform
 from bagua_bench.engine.several import Several
 from bagua_bench.engine.sizing import LEAST
 from bagua_bench.engine.streams import open_channels
@@ -54,7 +54,7 @@ class Engine(Saved):
     algorithm uses these; `grad_norm` is the norm before clipping.
     autotune: tune bucket size, channels and hierarchy in the first steps, then train on with the best.
     lanes, averaging: make the objects that run communication beside computation, in steps and in averaging rounds.
-    arithmetic: the context of the algorithm's methods, on any thread.
+    perform: calls a piece of the algorithm with a bucket and whatever else it needs, on any thread.
     shares_cores: on the CPU, communication takes time from computing; off where computing is emulated.
 
     ValueError, one line, for a model, an optimizer or a number of ranks that does not fit, and where ranks differ.
@@ -77,7 +77,7 @@ class Engine(Saved):
         autotune: Autotune | None = None,
         lanes: Opener = open_channels,
         averaging: Callable[..., Any] = AveragingLoop,
-        arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
+        perform: Perform = perform,
         shares_cores: bool = True,
     ) -> None:
         super().__init__(find_unused_parameters, max_grad_norm, averaging)
@@ -89,7 +89,7 @@ class Engine(Saved):
         self.comm = TorchComm.default() if comm is None else comm
         self._owns_comm = comm is None
         self.plan = Plan(algorithm, self.comm, bucket_size, channels, least_bucket, lanes, shares_cores)
-        self._overlap, self._broadcasts, self._arithmetic = overlap, broadcast_buffers, arithmetic
+        self._overlap, self._broadcasts, self._perform = overlap, broadcast_buffers, perform
         self._forward_hook: RemovableHandle | None = None
         self._tuner: Tuner | None = None
         self._guards: list[RemovableHandle] = []
@@ -227,7 +227,7 @@ class Engine(Saved):
             overlap=self._overlap,
             clips=self._max_norm is not None,
             unscale=self._unscale,
-            arithmetic=self._arithmetic,
+            perform=self._perform,
         )
         self._hook_gradients()
         self._forward_hook = model.register_forward_pre_hook(hooks.ForwardHook(self._forward_begins))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +21,7 @@ from bagua_bench.machine.layers import Layers
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Phase, Program, Step, Traffic, Work
 from bagua_bench.peers.base import Peer
+from bagua_bench.simulate.replay import Replay, Unlike
 from bagua_bench.simulate.tape import Tape, TapeChannels, TapeComm, TapeLoop, TapePace
 
 
@@ -37,10 +39,14 @@ class _Rehearsed:
     accumulate: int
     overlap: bool
     bucket_size: int
+    alike: bool
 
 
-def rehearse(cell: Cell) -> Program:
-    """The program of a cell whose bucket size and channels are known, cached: it depends on no network and no times."""
+def rehearse(cell: Cell, alike: bool = True) -> Program:
+    """The program of a cell whose bucket size and channels are known, cached: it depends on no network and no times.
+
+    alike: rehearse one bucket of every kind, unless the algorithm treats buckets of a kind differently.
+    """
     run, cluster = cell.run, cell.cluster
     assert run.bucket_size is not None and run.channels is not None
     rehearsed = _Rehearsed(
@@ -54,6 +60,7 @@ def rehearse(cell: Cell) -> Program:
         accumulate=run.accumulate,
         overlap=run.overlap,
         bucket_size=run.bucket_size,
+        alike=alike,
     )
     return replace(_rehearsed(json.dumps(plain.dump(rehearsed), sort_keys=True)), channels=run.channels)
 
@@ -66,21 +73,26 @@ def _rehearsed(identity: str) -> Program:
     servers, per_server = rehearsed.servers, rehearsed.per_server
     if isinstance(component, Peer):
         return component.program(layers, servers, per_server, rehearsed.steps + rehearsed.untimed)
-    leader = _Rank(rehearsed, layers, 0)
-    steps = leader.steps()
-    kinds, counts = [leader], [servers * per_server]
-    if per_server > 1:
-        kinds.append(_Rank(rehearsed, layers, 1))
-        kinds[1].steps()
-        counts = [servers, servers * (per_server - 1)]
+    try:
+        kinds, steps = _ranks(rehearsed, layers, rehearsed.alike)
+    except Unlike:
+        kinds, steps = _ranks(rehearsed, layers, alike=False)
+    leader = kinds[0]
     return Program(
         steps,
         sent=tuple(rank.sent for rank in kinds),
-        counts=tuple(counts),
+        counts=(servers * per_server,) if per_server == 1 else (servers, servers * (per_server - 1)),
         buckets=leader.buckets,
         round=leader.loop.round if leader.loop else None,
         sent_per_round=tuple(rank.loop.sent if rank.loop else {} for rank in kinds),
     )
+
+
+def _ranks(rehearsed: _Rehearsed, layers: Layers, alike: bool) -> tuple[list[_Rank], tuple[Step, ...]]:
+    """A rank of every kind, after its steps, and the first one's steps: the leader's of a server, and another's."""
+    kinds = [_Rank(rehearsed, layers, local, alike) for local in range(min(2, rehearsed.per_server))]
+    steps = [rank.steps() for rank in kinds]
+    return kinds, steps[0]
 
 
 class _RehearsingEngine(Engine):
@@ -97,7 +109,7 @@ class _RehearsingEngine(Engine):
 class _Rank:
     """One rank's engine on meta tensors. Only bytes sent in the timed steps are counted."""
 
-    def __init__(self, rehearsed: _Rehearsed, layers: Layers, local: int) -> None:
+    def __init__(self, rehearsed: _Rehearsed, layers: Layers, local: int, alike: bool) -> None:
         self._run, self._tape = rehearsed, Tape()
         self._loops: list[TapeLoop] = []
         self._comm = TapeComm.world(self._tape, rehearsed.servers, rehearsed.per_server, local)
@@ -105,6 +117,7 @@ class _Rank:
         self._model = self._task.model()
         algorithm = build(rehearsed.algo.target, rehearsed.algo.options)
         assert isinstance(algorithm, Algorithm)
+        perform = Replay(self._tape, self._comm).perform if alike else self._perform
         with self._tape.deaf():  # what happens before the first step is free
             self._engine = _RehearsingEngine(
                 self._tape,
@@ -117,10 +130,14 @@ class _Rank:
                 overlap=self._run.overlap,
                 lanes=lambda comm, number, device: TapeChannels(self._tape, comm),
                 averaging=self._make_loop,
-                arithmetic=self._tape.meter,
+                perform=perform,
             )
         self._engine.optimizer.step = self._optimizer_step  # type: ignore[method-assign,assignment]
         self.sent: dict[str, float] = {}
+
+    def _perform(self, piece: Callable[..., None], *arguments: object) -> None:
+        with self._tape.meter():
+            piece(*arguments)
 
     def steps(self) -> tuple[Step, ...]:
         """Take all steps, untimed ones first; return the timed ones."""

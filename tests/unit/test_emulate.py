@@ -308,7 +308,7 @@ def test_an_algorithm_s_arithmetic_sleeps_for_its_memory_traffic() -> None:
     model = nn.Linear(1_000_000, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seconds = []
-    for options in ({}, {"arithmetic": emulation.arithmetic}):
+    for options in ({}, {"perform": emulation.perform}):
         with Engine(model, optimizer, Thrice(), ThreadComm.world(1)[0], **options) as engine:
             model(torch.ones(1, 1_000_000)).sum().backward()
             grad = engine.buckets[0].grad.clone()

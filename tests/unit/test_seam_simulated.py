@@ -42,7 +42,7 @@ def really_sent(comm: CountedComm, chosen: Cell) -> dict[str, float]:
     """As in `mode=emulate`, with time that does not pass."""
     emulation = Emulation(chosen, comm.rank)
     model = emulation.task.model()
-    made = make_trainer(chosen, model, emulation.task.optimizer(model), comm, emulation.arithmetic)
+    made = make_trainer(chosen, model, emulation.task.optimizer(model), comm, emulation.perform)
     with made as trainer, emulation.attached(trainer):
         for number in range(chosen.run.untimed + chosen.run.steps):
             if number == chosen.run.untimed:
