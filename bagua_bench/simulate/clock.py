@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from bagua_bench.machine.compute import Compute
 from bagua_bench.machine.program import (
     Collective,
+    Fusion,
     Item,
     Operation,
     Phase,
@@ -27,7 +28,10 @@ from bagua_bench.simulate.asynchronous import run_asynchronous
 from bagua_bench.simulate.cluster import Cluster
 from bagua_bench.simulate.costs import seconds, wire, without_hops
 from bagua_bench.simulate.lanes import Lanes, Left
-from bagua_bench.simulate.timing import Timing, split
+from bagua_bench.simulate.timing import Timing, averaged, split
+
+_PHASES = 8
+"""Steps begin at any time of a fusion cycle; the mean over so many evenly spaced ones is taken."""
 
 
 class Clock:
@@ -43,6 +47,12 @@ class Clock:
         """The time of every step."""
         if program.round is not None:
             return run_asynchronous(self, program)
+        if program.fusion is None:
+            return self._run(program)
+        return averaged([self._run(program, (k + 0.5) / _PHASES) for k in range(_PHASES)])
+
+    def _run(self, program: Program, phase: float = 0.0) -> Timing:
+        """The time of every step, which begins when this share of a fusion cycle has yet to pass."""
         timing = Timing()
         left: list[Left] = []
         for number, step in enumerate(program.steps):
@@ -50,7 +60,7 @@ class Clock:
                 timing.steps.append(timing.steps[-1])  # both begin and end with an empty lane
                 continue
             lanes = int(self._cluster.physics.lanes) if program.asynchronous else 1
-            run = _Run(self, program, lanes, left)
+            run = _Run(self, program, lanes, left, phase)
             timing.steps.append(run.take(step))
             left = run.left()
         return timing
@@ -94,15 +104,18 @@ class Clock:
         return min(self._cluster.physics.carry_over * exposed, hideable)
 
     def negotiation(self) -> float:
-        """Seconds for Horovod's workers to agree on what is ready: two all-reduces of 2 ceil(log2 n) hops each."""
+        """Seconds for Horovod's workers to agree on what is ready: ceil(log2 n) hops.
+
+        That is one all-reduce of a bit per tensor by recursive doubling, once the tensors are in its response cache.
+        """
         servers = self._cluster.layout.servers
-        return 4 * (servers - 1).bit_length() * self._cluster.latency if servers > 1 else 0.0
+        return (servers - 1).bit_length() * self._cluster.latency if servers > 1 else 0.0
 
 
 class _Run:
     """One step: where every class's training thread is, and when its lane will be empty."""
 
-    def __init__(self, clock: Clock, program: Program, lanes: int, left: Sequence[Left]) -> None:
+    def __init__(self, clock: Clock, program: Program, lanes: int, left: Sequence[Left], phase: float) -> None:
         self._clock, self._fusion = clock, program.fusion
         self._ends = [0.0] * lanes  # when each of the transport's lanes is free, if there are several
         self._line = 0.0
@@ -110,7 +123,7 @@ class _Run:
         self._lanes = Lanes(left, program.channels, len(clock.classes), clock.duration, clock.own_bytes)
         self._marks: list[list[tuple[str, float]]] = [[] for _ in clock.classes]
         self._pending: list[tuple[float, int]] = []
-        self._tick = 0.0
+        self._tick = 0.0 if self._fusion is None else (phase - 1) * self._period(self._fusion)
         self._updated = False
 
     def take(self, step: Step) -> list[dict[str, float]]:
@@ -147,6 +160,10 @@ class _Run:
             for marks, now in zip(self._marks, self._now, strict=True):
                 marks.append((item.name, now))
 
+    def _period(self, fusion: Fusion) -> float:
+        """Seconds from one tick to the next while nothing is sent."""
+        return max(fusion.cycle, self._clock.negotiation())
+
     def _compute(self, k: int, work: float) -> None:
         """Let class k compute for `work` seconds, longer while its lane is busy."""
         slowed = work * (1 + self._clock.interference)
@@ -179,7 +196,7 @@ class _Run:
         There is only one fusion buffer, so the next tick waits until the lane has sent its contents.
         """
         assert self._fusion is not None
-        period = max(self._fusion.cycle, self._clock.negotiation())
+        period = self._period(self._fusion)
         while self._pending:
             tick = max(self._tick + period, *(self._lanes.end(k) for k in self._clock.classes))
             if until is not None and tick > until:
