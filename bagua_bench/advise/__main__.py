@@ -94,8 +94,8 @@ def _cells(arguments: list[str]) -> Iterator[Cell]:
     for algo in ranking.available("algo"):
         first = compose_cell([*arguments, f"algo={algo}"])
         declared = facts.algorithm(first.algo)
-        if "measure" not in declared.modes or not declared.advised:
-            continue  # not to be recommended
+        if not {"measure", "simulate"} <= {*declared.modes} or not declared.advised:
+            continue  # not to be recommended, or not to be predicted
         for variant in ranking.variants(first):
             cell = compose_cell([*arguments, f"algo={algo}", *variant])
             try:
