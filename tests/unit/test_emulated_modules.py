@@ -1,4 +1,4 @@
-"""The modules of an emulated model, and its optimizer: systems that hook or replace them find what a task's would be."""
+"""The modules of an emulated model, and its optimizer: what systems hook or replace is there, as in a task's own."""
 
 from __future__ import annotations
 
