@@ -33,8 +33,8 @@ def candidates(base: Cell, transports: Sequence[TransportPart]) -> Candidates:
     refused: dict[str, str] = {}
     for name in available("algo"):
         declared = facts.option(name)
-        if "measure" not in declared.modes or not declared.advised:
-            continue  # not to be recommended
+        if not {"measure", "simulate"} <= {*declared.modes} or not declared.advised:
+            continue  # not to be recommended, or not to be predicted
         for form in forms(base, name):
             found, reason = _of_form(form, transports)
             cells += found

@@ -88,7 +88,7 @@ def _algorithm(cell: Cell) -> Iterator[str]:
     """Check what the algorithm declares against the rest of the cell."""
     declared, cluster, name = facts.algorithm(cell.algo), cell.cluster, cell.algo.name
     if cell.mode not in declared.modes:
-        yield f"algo={name}: the suite has only its schedule; allowed: mode={', '.join(declared.modes)}"
+        yield f"mode={cell.mode}: algo={name} cannot be run in it; allowed: {', '.join(declared.modes)}"
     by_server = declared.by_server and cluster.ranks_per_server > 1 and cluster.servers > 1
     paired, what = (cluster.servers, "servers") if by_server else (cluster.ranks, "ranks")
     if declared.pairs and paired % 2:

@@ -50,7 +50,7 @@ def test_memory_counts_the_tensors_of_an_algorithm(tmp_path: Path) -> None:
     [
         (["--tasks", "nope"], "task=nope"),
         (["mode=emulate"], "overhead: 2 measured ranks over gloo; leave out mode, cluster, network, transport"),
-        (["--algos", "horovod"], "algo=horovod: the suite has only its schedule; allowed: mode=simulate"),
+        (["--algos", "horovod"], "mode=measure: algo=horovod cannot be run in it; allowed: simulate"),
         (["task.batch=0"], "task.batch=0: must be at least 1"),
     ],
 )

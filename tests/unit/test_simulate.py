@@ -15,10 +15,10 @@ from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import Cluster, Layout, Links, Physics, cluster_of, physics_of
 from bagua_bench.simulate.rehearsal import rehearse
 from bagua_bench.simulate.run import simulate
-from tests.catalogue import declared, options, resolved, runnable, with_physics
+from tests.catalogue import declared, resolved, runnable, simulable, with_physics
 
 ENGINE = [name for name in runnable() if not declared(name).peer]
-SYNCHRONOUS = [name for name in options("algo") if not declared(name).rounds]
+SYNCHRONOUS = [name for name in simulable() if not declared(name).rounds]
 
 
 def cell(*overrides: str) -> Cell:
