@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -105,9 +105,17 @@ class SequenceTask(Task):
             generator = torch.Generator().manual_seed(1_000_003 * seed + rank + 1)
             while True:
                 yield self.alike(self.batch, generator)
-        data = Sequences(self, self._lengths)
+        data = self.dataset()
         for indices in self._indices(size, seed):
             yield self.padded([data[i] for i in indices[rank]])
+
+    def dataset(self) -> Dataset[Sample]:
+        """The samples that batches are made of, where there is a sampler."""
+        return Sequences(self, self._lengths)
+
+    def about_data(self) -> dict[str, Any]:
+        """What each sample of the data set depends on, besides its index."""
+        return {"seed": _DATA_SEED, "samples": self.samples_per_epoch, **asdict(self._spread)}
 
     def typical(self) -> Batch:
         return self.alike(self.batch, torch.Generator().manual_seed(1))

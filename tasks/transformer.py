@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Adam, Optimizer
+from torch.utils.data import Dataset
 
+from tasks import filter_bank
 from tasks.base import Batch
 from tasks.filter_bank import FFT, HOP, MELS, RATE, log_mel
+from tasks.loading.cached import CachedDataset
 from tasks.sequences import Sample, SequenceTask, Spread, log_normal_median
 
 with suppress(ModuleNotFoundError):  # transformers can do without torchvision, but probes for it
@@ -35,7 +38,7 @@ class Transformer(SequenceTask):
 
     With a `sampler` (`SequenceTask`) utterances differ in length: log-normal with a mean of `tokens` (30 are 3.6 s;
     AISHELL-2 has 1000 hours in 1,009,223 utterances, 3.57 s each: Du et al. 2018), clipped to a quarter and four times
-    of it.
+    of it. cache: a folder, or the URL of a Redis server, for their filter banks.
     """
 
     def __init__(
@@ -47,10 +50,11 @@ class Transformer(SequenceTask):
         sampler: Literal["random", "balanced", None] = None,
         batching: Literal["mixed", "similar"] = "mixed",
         samples: int | None = None,
+        cache: str | None = None,
     ) -> None:
         spread = Spread(log_normal_median(tokens, _SIGMA), _SIGMA, max(1, tokens // 4), 4 * tokens)
         super().__init__(batch, 1_009_223, spread, sampler, batching, samples)
-        self._tokens, self._lr = tokens, lr
+        self._tokens, self._lr, self._cache = tokens, lr, cache
         self._width, self._layers = (64, (2, 1)) if scale == "tiny" else (512, (12, 6))
         self._vocabulary = _FIRST_TOKEN + _SYMBOLS if scale == "tiny" else 5000
 
@@ -74,6 +78,12 @@ class Transformer(SequenceTask):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         return Adam(model.parameters(), lr=self._lr, fused=True)
+
+    def dataset(self) -> Dataset[Sample]:
+        data = super().dataset()
+        if self._cache is None:
+            return data
+        return CachedDataset(data, self._cache, self.about_data(), [Transformer, filter_bank])
 
     def alike(self, number: int, generator: torch.Generator) -> Batch:
         """Filter banks (number, frames, 80) and tokens (number, tokens + 1), which end with token 2."""

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from bagua_bench.configuration import plain
 
-_NOT_IDENTITY = {"run": ("results",), "algo": ("about",), "task": ("about",)}
-"""Keys of groups that are not part of the identity: where results go, and what is declared about a component."""
+_NOT_IDENTITY = {"run": ("results",), "algo": ("about",), "task": ("about", "cache")}
+"""Keys of groups that are not part of the identity: where results and a cache are, and what is declared."""
 _CAME_LATER: Mapping[str, Mapping[str, Any]] = {
     "run": {"channels": 1},
     "compute": {"haste": 1.0},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from bagua_bench.configuration.cell import Cell
@@ -15,6 +17,7 @@ def problems(cell: Cell) -> Iterator[str]:
     """One line for each problem."""
     yield from _folder(cell)
     yield from _samples(cell)
+    yield from _cache(cell)
 
 
 def _folder(cell: Cell) -> Iterator[str]:
@@ -60,3 +63,28 @@ def _samples(cell: Cell) -> Iterator[str]:
             f"task.samples={given['samples']}: {ranks} ranks x task.batch={batch} need {batch * ranks} samples a step; "
             "allowed: at least as many, or null"
         )
+
+
+def _cache(cell: Cell) -> Iterator[str]:
+    """The key `cache` (`tasks.loading.store`)."""
+    given = cell.task.options
+    place = given.get("cache")
+    if place is None:
+        return
+    remote = place.startswith(("redis://", "rediss://", "unix://"))
+    library, extra = ("redis", "redis") if remote else ("lmdb", "cache")
+    if cell.mode != "measure":
+        yield f"task.cache={place}: mode={cell.mode} loads no data; allowed: null"
+    elif given.get("data") == "digits":
+        yield f"task.cache={place}: the bundled digits cost nothing to load; allowed: null, or with task.data=DIR"
+    elif "sampler" in given and not cell.task.uneven:
+        yield f"task.cache={place}: without a sampler no sample comes twice; set task.sampler as well"
+    elif find_spec(library) is None:
+        yield f"task.cache={place}: needs {library}, which is not installed: pip install 'bagua-bench[{extra}]'"
+    elif not remote and not _can_be_made(Path(place)):
+        yield f"task.cache={place}: must be a folder that can be written to, or redis://HOST:PORT/DB"
+
+
+def _can_be_made(folder: Path) -> bool:
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

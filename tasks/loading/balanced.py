@@ -188,7 +188,7 @@ def of_similar_length(lengths: Sequence[int], size: int, window: int = 50) -> Ba
         for number, begin in enumerate(range(0, len(whole), window * size)):
             near = cut(sorted(whole[begin : begin + window * size], key=lengths.__getitem__))
             order = torch.randperm(len(near), generator=torch.Generator().manual_seed(number))
-            batches += [near[k] for k in order.tolist()]
+            batches += [list(near[k]) for k in order.tolist()]
         return batches
 
     return sort

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
 from bagua_bench.configuration.components import build
+from tasks import filter_bank
 from tests.catalogue import HOME, resolved
 from tests.integration.cli import bench, python, recorded
+from tests.squares import Squares
 
 VARIED = ["task=transformer", "task.scale=tiny", "task.samples=400", "task.batch=4", "run.warmup=1", "run.steps=4"]
 
@@ -79,11 +84,87 @@ def test_the_page_shows_what_the_results_hold() -> None:
         assert f"| {row['task']} | {row['batching']} | {row['sampler']} | {numbers} |" in page
 
 
+def test_the_page_s_example_of_a_cache_runs(tmp_path: Path) -> None:
+    [code] = re.findall(r"<!-- tested -->\n```python\n(.*?)```", (HOME / "docs" / "loading.md").read_text(), re.S)
+
+    class Recordings(Squares):
+        def __init__(self, root: str) -> None:
+            super().__init__(tmp_path / root)
+
+    space = {"torch": torch, "Recordings": Recordings, "filter_bank": filter_bank, "sampler": range(30)}
+    exec(code.replace("/scratch", str(tmp_path)), space)
+    loader = space["loader"]
+    for _ in range(2):
+        assert sum(len(indices) for _, indices in loader) == 30
+    assert len(Squares(tmp_path / "data").computed()) == 30
+
+
+def photographs(folder: Path, count: int) -> None:
+    for number in range(count):
+        for part in ("train", "val"):
+            path = folder / part / str(number % 2) / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 30), (9 * number % 256, 80, 120)).save(path)
+
+
+@pytest.mark.parametrize("task", ["resnet50", "transformer"])
+def test_a_run_fills_a_cache_and_the_next_one_learns_the_same_from_it(tmp_path: Path, task: str) -> None:
+    photographs(tmp_path / "data", 24)
+    short = [f"task={task}", "task.scale=tiny", "task.batch=4", "algo=ddp", "run.steps=4", "run.warmup=1"]
+    own = ["task.data=data", "run.evaluate=false"] if task == "resnet50" else ["task.sampler=random", "task.samples=40"]
+    sizes = []
+    for cache in ("null", "kept", "kept"):
+        done = bench(tmp_path, *short, *own, f"task.cache={cache}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        sizes += [path.stat().st_size for path in (tmp_path / "kept").glob("data.mdb")]
+    losses = [record["result"]["losses"] for record in recorded(tmp_path)]
+    assert losses[0] == losses[1] == losses[2] and len({record["cell"] for record in recorded(tmp_path)}) == 1
+    assert len(sizes) == 2 and sizes[0] == sizes[1] > 20_000, "the second run computes nothing"
+
+
+def test_cache_shows_the_first_epoch_beside_the_second(tmp_path: Path) -> None:
+    short = ["--samples", "24", "--rounds", "1", "task.batch=4", "task.scale=tiny"]
+    found = rows(tmp_path, "cache", *short)
+    assert [row["task"] for row in found] == ["resnet50", "transformer"]
+    for row in found:
+        assert (row["samples"], row["ranks"], row["rounds"]) == (24, 2, 1)
+        assert [len(row["seconds"][key]) for key in ("without", "first", "second")] == [2, 1, 1]
+        assert row["megabytes"] > 0.05 and row["factor"] == pytest.approx(row["plain"] / row["second"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task=vgg16", "task.cache=kept"], "task.cache=kept: the bundled digits cost nothing to load; allowed: null"),
+        (["task=transformer", "task.cache=kept"], "task.cache=kept: without a sampler no sample comes twice"),
+        (["task=bert_large", "+task.cache=kept"], "task.cache=kept: no such key"),
+        (
+            ["task=transformer", "task.sampler=random", "task.cache=kept", "mode=simulate"],
+            "task.cache=kept: mode=simulate loads no data; allowed: null",
+        ),
+        (
+            ["task=transformer", "task.sampler=random", "task.cache=file/below"],
+            "task.cache=file/below: must be a folder that can be written to, or redis://HOST:PORT/DB",
+        ),
+        (["task=transformer", "task.sampler=random", "task.cache=5"], "task.cache=5: expected a text or null"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_refused_before_anything_starts(
+    overrides: list[str], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    done = bench(tmp_path, *overrides)
+    assert done.returncode == 2 and done.stderr.startswith(message) and done.stderr.count("\n") == 1, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["balance", "--tasks", "vgg16"], "task=vgg16: its samples are all alike; allowed: tasks with task.sampler"),
         (["balance", "--tasks", "nope"], "task=nope: no such task"),
+        (["cache", "--tasks", "bert_large"], "task=bert_large: has no cache; allowed: tasks with task.cache"),
+        (["cache", "mode=emulate", "--samples", "4"], "task.cache="),
         (["balance", "task.samples=8"], "task.samples=8: 4 ranks x task.batch=32 need 128 samples a step"),
     ],
 )
