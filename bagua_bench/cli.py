@@ -27,6 +27,7 @@ VERBS = {
     "overhead": Verb(
         "bagua_bench.overhead", "an algorithm's time and memory beside DDP's, no network between: overhead time"
     ),
+    "loading": Verb("bagua_bench.loading", "how even the ranks' work is, and what a cache saves: loading balance"),
     "transport": Verb("bagua_bench.transport", "settings of Bagua-Net for NCCL, and its check on GPUs"),
     "check-gpu": Verb("bagua_bench", "check and measure the suite on this machine's GPU", "check-gpu"),
 }

@@ -37,6 +37,17 @@ class Task(ABC):
     def batches(self, rank: int, size: int, seed: int) -> Iterator[Batch]:
         """Endless CPU batches of rank's share of the data; a function of its arguments alone."""
 
+    def typical(self) -> Batch:
+        """A batch of the work that a step is said to take; what `work` is relative to."""
+        return next(self.batches(0, 1, 0))
+
+    def work(self, size: int, seed: int) -> Iterator[tuple[float, ...]] | None:
+        """The work of forward and backward on every rank's batch, one entry per rank, batch after batch.
+
+        A `typical` batch is 1. None: all batches are alike.
+        """
+        return None
+
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean loss of the batch, a scalar; batch and model are on one device."""

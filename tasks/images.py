@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from tasks.base import Batch, Task
+from tasks.loading.cached import CachedDataset
 from tasks.torchvision_compat import torchvision
 
 DIGITS_TEST = 360
@@ -41,8 +43,45 @@ class Digits(Dataset[tuple[Tensor, int]]):
         return image[0].expand(3, -1, -1), self._labels[index]
 
 
-def image_folder(root: str, image: int, train: bool) -> Dataset[tuple[Tensor, int]]:
-    """root/train or root/val with one folder of images per class, cropped and normalised as for ImageNet."""
+class Decoded(Dataset[tuple[Tensor, int]]):
+    """The images of a folder in ImageNet's layout, decoded: (3, height, width), uint8, and the number of the class."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = torchvision.datasets.ImageFolder(str(folder))
+
+    def __len__(self) -> int:
+        return len(self._folder)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self._folder[index]
+        return torchvision.transforms.functional.pil_to_tensor(image), label
+
+    def version(self, index: int) -> tuple[str, int, int]:
+        """The file of a sample, its size, and when it changed."""
+        name = self._folder.samples[index][0]
+        state = Path(name).stat()
+        return name, state.st_size, state.st_mtime_ns
+
+
+class _Cropped(Dataset[tuple[Tensor, int]]):
+    """Decoded images, through the steps that take Pillow's: the same numbers as from the file."""
+
+    def __init__(self, decoded: Dataset[tuple[Tensor, int]], steps: Callable[[Any], Tensor]) -> None:
+        self._decoded, self._steps = decoded, steps
+
+    def __len__(self) -> int:
+        return len(self._decoded)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self._decoded[index]
+        return self._steps(torchvision.transforms.functional.to_pil_image(image)), label
+
+
+def image_folder(root: str, image: int, train: bool, cache: str | None = None) -> Dataset[tuple[Tensor, int]]:
+    """root/train or root/val with one folder of images per class, cropped and normalised as for ImageNet.
+
+    cache: where decoded images are kept (`CachedDataset`), before the random crop.
+    """
     transforms = torchvision.transforms
     if train:
         crop = [transforms.RandomResizedCrop(image), transforms.RandomHorizontalFlip()]
@@ -50,25 +89,36 @@ def image_folder(root: str, image: int, train: bool) -> Dataset[tuple[Tensor, in
         crop = [transforms.Resize(image * 256 // 224), transforms.CenterCrop(image)]
     normalise = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     steps = transforms.Compose([*crop, transforms.ToTensor(), normalise])
-    folder: Dataset[tuple[Tensor, int]] = torchvision.datasets.ImageFolder(
-        str(Path(root) / ("train" if train else "val")), steps
-    )
-    return folder
+    place = Path(root) / ("train" if train else "val")
+    if cache is None:
+        folder: Dataset[tuple[Tensor, int]] = torchvision.datasets.ImageFolder(str(place), steps)
+        return folder
+    decoded = Decoded(place)
+    about = {"folder": str(place.resolve()), "torchvision": torchvision.__version__}
+    return _Cropped(CachedDataset(decoded, cache, about, version=decoded.version), steps)
 
 
 class ImageTask(Task):
     """Cross-entropy and top-1 accuracy on images; SGD with momentum, as in the ImageNet recipe.
 
     data: "digits", or a directory with train/CLASS/*.jpg and val/CLASS/*.jpg; image: pixels per side; workers:
-    processes that load data.
+    processes that load data; cache: a folder, or the URL of a Redis server, for decoded images of a directory.
     """
 
     synthetic = False
 
     def __init__(
-        self, data: str, batch: int, image: int, lr: float, momentum: float, weight_decay: float, workers: int
+        self,
+        data: str,
+        batch: int,
+        image: int,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        workers: int,
+        cache: str | None,
     ) -> None:
-        self.batch, self._data, self._image, self._workers = batch, data, image, workers
+        self.batch, self._data, self._image, self._workers, self._cache = batch, data, image, workers, cache
         self._recipe = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         self._train = self._dataset(train=True)
         self.samples_per_epoch = len(self._train)  # type: ignore[arg-type]
@@ -76,7 +126,7 @@ class ImageTask(Task):
     def _dataset(self, train: bool) -> Dataset[tuple[Tensor, int]]:
         if self._data == "digits":
             return Digits(self._image, train)
-        return image_folder(self._data, self._image, train)
+        return image_folder(self._data, self._image, train, self._cache)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         return SGD(model.parameters(), fused=True, **self._recipe)

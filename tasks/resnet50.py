@@ -23,8 +23,9 @@ class ResNet50(ImageTask):
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
         workers: int = 0,
+        cache: str | None = None,
     ) -> None:
-        super().__init__(data, batch, image, lr, momentum, weight_decay, workers)
+        super().__init__(data, batch, image, lr, momentum, weight_decay, workers, cache)
         self._tiny = scale == "tiny"
 
     def model(self) -> nn.Module:

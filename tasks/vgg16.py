@@ -29,8 +29,9 @@ class VGG16(ImageTask):
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
         workers: int = 0,
+        cache: str | None = None,
     ) -> None:
-        super().__init__(data, batch, image, lr, momentum, weight_decay, workers)
+        super().__init__(data, batch, image, lr, momentum, weight_decay, workers, cache)
         self._tiny, self._dropout = scale == "tiny", dropout
 
     def model(self) -> nn.Module:

@@ -29,6 +29,7 @@ _OWN = {
     "run.untimed": "advise sets it for every algorithm",
     "run.bucket_size": "advise tries several",
     "run.channels": "advise tries several",
+    "task.sampler": "advise compares what depends on the algorithm, with batches that are all alike",
 }
 _HELP = """\
 {doc}

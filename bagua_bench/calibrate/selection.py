@@ -60,8 +60,11 @@ def simulated(cell: Cell) -> Cell:
 def _obstacle(record: Record) -> str:
     if record["status"] != "done" or record["source"] == "simulated":
         return str(record["source"] if record["status"] == "done" else record["status"])
+    cell = cell_of(record)
+    if cell.task.uneven:
+        return "whose batches differ in work"
     try:
-        validate(simulated(cell_of(record)))
+        validate(simulated(cell))
     except ValueError as error:
         return f"({str(error).partition(';')[0]})"
     return ""

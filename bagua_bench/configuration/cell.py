@@ -11,9 +11,13 @@ from typing import Any, Literal
 
 from bagua_bench.configuration import plain
 
-_NOT_IDENTITY = {"run": ("results",), "algo": ("about",), "task": ("about",)}
-"""Keys of groups that are not part of the identity: where results go, and what is declared about a component."""
-_CAME_LATER: Mapping[str, Mapping[str, Any]] = {"run": {"channels": 1}, "compute": {"haste": 1.0}}
+_NOT_IDENTITY = {"run": ("results",), "algo": ("about",), "task": ("about", "cache")}
+"""Keys of groups that are not part of the identity: where results and a cache are, and what is declared."""
+_CAME_LATER: Mapping[str, Mapping[str, Any]] = {
+    "run": {"channels": 1},
+    "compute": {"haste": 1.0},
+    "task": {"sampler": None, "batching": "mixed", "samples": None},
+}
 """Keys that older versions did not have, with the value that stands for their behaviour."""
 
 
@@ -52,6 +56,11 @@ class TaskPart:
     def batch(self) -> int:
         """Samples per batch on one rank."""
         return int(self.options["batch"])
+
+    @property
+    def uneven(self) -> bool:
+        """Whether its batches differ in work, between steps and between ranks."""
+        return self.options.get("sampler") is not None
 
     @property
     def scale(self) -> str:

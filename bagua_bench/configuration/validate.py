@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 from bagua_bench import libraries
-from bagua_bench.configuration import facts, network_settings
+from bagua_bench.configuration import data_settings, facts, network_settings
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.resolve import ConfigError, has_cuda
 from bagua_bench.sources.signature import arguments
 
 _MAX_STREAMS = 64  # kMaxStreams of the transport
 _CHUNKS = 2**14, 2**26  # kMinChunkBytes and kMaxChunkBytes of the transport
-DIGITS_TRAIN = 1437
-"""Training samples of the bundled digits (`tasks.images`)."""
 
 
 def validate(cell: Cell) -> None:
@@ -27,7 +24,7 @@ def validate(cell: Cell) -> None:
         _device,
         _transport,
         network_settings.problems,
-        _data,
+        data_settings.problems,
         _peers,
         _tuning,
         _modes,
@@ -139,37 +136,6 @@ def _transport(cell: Cell) -> Iterator[str]:
             libraries.plugin()
         except RuntimeError as error:
             yield f"transport={name}: {error}"
-
-
-def _data(cell: Cell) -> Iterator[str]:
-    data = cell.task.options.get("data")
-    if data is None or cell.mode != "measure":
-        return
-    batch, ranks = cell.task.batch, cell.cluster.ranks
-    samples = batch * ranks
-    available = DIGITS_TRAIN
-    if data != "digits":
-        root = Path(data)
-        for part in ("train", "val"):
-            if not (root / part).is_dir():
-                yield f"task.data={data}: allowed: digits, or a directory with train/CLASS/*.jpg and val/CLASS/*.jpg"
-                return
-        available = _count(root / "train", samples)
-    if samples > available:
-        yield (
-            f"cluster.servers={cell.cluster.servers}: {ranks} ranks x task.batch={batch} need {samples} samples a "
-            f"step, {data} has {available}; allowed: at most {available // batch} ranks"
-        )
-
-
-def _count(folder: Path, enough: int) -> int:
-    """Number of files in the folders of `folder`, counted until there are enough."""
-    found = 0
-    for item in folder.glob("*/*"):
-        found += item.is_file()
-        if found >= enough:
-            break
-    return found
 
 
 def _peers(cell: Cell) -> Iterator[str]:

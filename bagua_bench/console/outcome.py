@@ -61,6 +61,8 @@ def _rows(cell: Cell, record: Record) -> Iterator[tuple[str, str]]:
     yield "sent", _traffic(result["bytes_per_step"], result.get("rank_counts")) + scaled
     if sending := result.get("sending"):
         yield "buckets", _sending(sending)
+    if imbalance := result.get("imbalance"):
+        yield "imbalance", f"{imbalance:.4g}, the largest work of a rank over the mean, mean of the steps"
     if early := _warm_up(cell):
         yield "algorithm", f"[yellow]{early}[/yellow]"
     yield "epoch", f"{units.duration(result['epoch_seconds'])} for {result['samples_per_epoch']:,} samples, projected"

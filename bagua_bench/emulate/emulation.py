@@ -18,6 +18,7 @@ from bagua_bench.emulate.task import EmulatedTask
 from bagua_bench.engine.trainer import Trainer
 from bagua_bench.machine.arithmetic import Debt, Meter, settle
 from bagua_bench.machine.compute import compute_of, slow_factors
+from bagua_bench.machine.loads import task_of
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.results.result import Reality
 
@@ -36,7 +37,7 @@ class Emulation:
         self._debt = Debt(compute.memory_bandwidth / self._slow)
         each = self._slow / cell.run.accumulate
         self._pace = Sleeper({"forward": compute.forward * each, "backward": compute.backward * each})
-        self.task = EmulatedTask(cell.task.batch, layers, self._pace)
+        self.task = EmulatedTask(cell.task.batch, layers, self._pace, uneven=task_of(cell.task))
 
     def perform(self, piece: Callable[..., None], *arguments: object) -> None:
         """Call a piece of an algorithm, whose own operations on tensors take as long as on the emulated machine."""
@@ -84,6 +85,7 @@ class Emulation:
         compute, shrink, haste = self._compute, self._cell.shrink, self._cell.haste
         size = f"size: tensors, buckets, TCP windows and bandwidths are 1/{shrink:g} of the configuration's"
         pace = f"pace: computing, latencies and transfers took {1 / haste:g} times the time that is recorded"
+        uneven = ["work: in proportion to the multiply-adds of a rank's own batches"] * self._cell.task.uneven
         scaled = [text for text, factor in ((size, shrink), (pace, haste)) if factor != 1]
         return Reality(
             real=(
@@ -93,6 +95,7 @@ class Emulation:
             ),
             emulated=(
                 "forward and backward: every layer sleeps its share (by multiply-adds) of the emulated machine's time",
+                *uneven,
                 "values: weights and gradients are zero, nothing is learned",
                 *scaled,
                 *(f"{_NAMES[key]}: sleeps for its memory traffic" for key in slept),

@@ -24,6 +24,9 @@ class Pace(Protocol):
     def work(self, phase: str, share: float) -> None:
         """Compute for a share of the pass."""
 
+    def carry(self, load: float) -> None:
+        """From now on passes take so many times their usual time."""
+
 
 class EmulatedModel(nn.Module):
     """A chain of layers in the order of execution; gradients become ready layer by layer in the reverse order.

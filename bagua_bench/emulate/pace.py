@@ -15,7 +15,7 @@ class Sleeper:
     """
 
     def __init__(self, seconds: dict[str, float]) -> None:
-        self._seconds = seconds
+        self._seconds, self._load = seconds, 1.0
         self._deadline = time.perf_counter()
         sharpen()
 
@@ -23,7 +23,10 @@ class Sleeper:
         self._deadline = time.perf_counter()
 
     def work(self, phase: str, share: float) -> None:
-        self.pass_time(share * self._seconds[phase])
+        self.pass_time(share * self._seconds[phase] * self._load)
+
+    def carry(self, load: float) -> None:
+        self._load = load
 
     def spend(self, seconds: float) -> None:
         """Sleep for `seconds` from now, outside a pass."""

@@ -18,12 +18,10 @@ _UNDATED = {".pdf": {"CreationDate": None}}  # the same records give the same fi
 
 
 def latest(found: list[Record]) -> list[Record]:
-    """The finished records of the newest code, one per cell and round."""
+    """The finished records of the newest code, one per cell and round; runs and simulations have codes of their own."""
     done = [record for record in found if record["status"] == "done"]
-    if not done:
-        return []
-    code = max(done, key=lambda record: str(record["began"]))["code"]["sources"]
-    kept = {(r["cell"], r["round"]): r for r in done if r["code"]["sources"] == code}
+    newest = {r["source"]: r["code"]["sources"] for r in sorted(done, key=lambda record: str(record["began"]))}
+    kept = {(r["cell"], r["round"]): r for r in done if r["code"]["sources"] == newest[r["source"]]}
     return list(kept.values())
 
 

@@ -51,7 +51,7 @@ def _layers(task: Task, model: nn.Module, position: dict[nn.Parameter, int]) -> 
 
     owners = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
     hooks = [module.register_forward_hook(note) for module in owners]
-    batch = tuple(part.to("meta") if isinstance(part, Tensor) else part for part in next(task.batches(0, 1, 0)))
+    batch = tuple(part.to("meta") if isinstance(part, Tensor) else part for part in task.typical())
     with flops:
         task.loss(model, batch)
     for hook in hooks:

@@ -12,15 +12,12 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
-from rich.table import Table
 
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
@@ -29,11 +26,11 @@ from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.configuration.explain import explain
 from bagua_bench.configuration.resolve import ConfigError, register
 from bagua_bench.configuration.validate import validate
+from bagua_bench.console.rows import show, write
 from bagua_bench.launch.servers import MALLOC
 from bagua_bench.overhead import accounts
 from bagua_bench.processes import together
 from bagua_bench.processes.together import PartFailed
-from bagua_bench.results import provenance
 
 _BASE = ("mode=measure", "task.scale=cpu", "run.device=cpu", "cluster.servers=1", "cluster.ranks_per_server=2")
 _ENGINES = ("run.bucket_size=", "run.channels=")
@@ -73,8 +70,8 @@ def main() -> int:
     except PartFailed as error:
         print(error, file=sys.stderr)
         return 1
-    _write(given.results / f"{given.part}.json", rows)
-    Console(width=140).print(_table(rows, accounts.COLUMNS[given.part]))
+    write(given.results / f"{given.part}.json", rows)
+    show(rows, accounts.COLUMNS[given.part])
     return 0
 
 
@@ -138,22 +135,6 @@ def _run(part: str, cells: Sequence[Cell], variables: dict[str, str], rounds: in
         commands = [["-m", "bagua_bench.overhead.rank", name, str(rank)] for rank in range(ranks)]
         together.run(commands, folder / "logs", _LIMIT, {"OMP_NUM_THREADS": "1", **variables})
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    began = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    about = {"ended": began, "code": provenance.commit(), "machine": provenance.machine()}
-    path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-
-
-def _table(rows: list[dict[str, Any]], columns: dict[str, str]) -> Table:
-    table = Table()
-    for title in columns:
-        table.add_column(title, justify="right")
-    for row in rows:
-        table.add_row(*(pattern.format(**row) for pattern in columns.values()))
-    return table
 
 
 if __name__ == "__main__":

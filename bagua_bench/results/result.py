@@ -171,6 +171,8 @@ class Result:
     """None for a peer."""
     study: Study | None = None
     """None without autotuning."""
+    imbalance: float | None = None
+    """The largest over the mean work of the ranks in a step, mean over the timed steps; None: all batches are alike."""
 
     def slowed(self, factor: float) -> Result:
         """The result of the original from that of a scale model which was so many times quicker."""

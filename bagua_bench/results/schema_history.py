@@ -20,7 +20,8 @@ HISTORY = {
     5: "`config.compute.haste`: how many times quicker a run was than its times say; 1 in older versions",
     6: "`config.transport.chunk`: the largest part of a message that Bagua-Net gives one stream, missing where it is "
     "left to it; `streams_2p` and `chunk_2p` in the settings of `result.study`; `config.run.autotune.advised`: how "
-    "many of them the simulator proposed",
+    "many of them the simulator proposed; `config.task.sampler`, `.batching`, `.samples` and `.cache` of tasks on "
+    "sequences and images; `result.imbalance` where batches differ in work",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)

@@ -21,7 +21,8 @@ def run_asynchronous(clock: Clock, program: Program) -> Timing:
     assert program.round is not None
     rounds, timing = _Rounds(clock, program.round), Timing()
     now = [0.0 for _ in clock.classes]
-    for step in program.steps:
+    for number, step in enumerate(program.steps):
+        clock.enter(number)
         spent = []
         for k in clock.classes:
             end, marks = _step(clock, rounds, step, k, now[k])

@@ -35,10 +35,20 @@ _PHASES = 8
 
 
 class Clock:
-    """Runs programs on a cluster. `factors` multiply the computing time, one per class of ranks."""
+    """Runs programs on a cluster. `factors` multiply the computing time, one per class of ranks.
 
-    def __init__(self, cluster: Cluster, compute: Compute, factors: Sequence[float] = (1.0,)) -> None:
+    loads: of every step, what multiplies the time of each class's passes in that step alone.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        compute: Compute,
+        factors: Sequence[float] = (1.0,),
+        loads: Sequence[Sequence[float]] | None = None,
+    ) -> None:
         self._cluster, self._compute, self._factors = cluster, compute, list(factors)
+        self._loads, self._load = loads, [1.0 for _ in factors]
         self._durations: dict[Operation, float] = {}
         self._line, self._wire = without_hops(cluster), wire(cluster)
         self._passes = {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer}
@@ -56,9 +66,11 @@ class Clock:
         timing = Timing()
         left: list[Left] = []
         for number, step in enumerate(program.steps):
-            if number and step == program.steps[number - 1] and not left:
+            alike = self._loads is None or (number and self._loads[number] == self._loads[number - 1])
+            if number and step == program.steps[number - 1] and not left and alike:
                 timing.steps.append(timing.steps[-1])  # both begin and end with an empty lane
                 continue
+            self.enter(number)
             lanes = int(self._cluster.physics.lanes) if program.asynchronous else 1
             run = _Run(self, program, lanes, left, phase)
             timing.steps.append(run.take(step))
@@ -75,9 +87,15 @@ class Clock:
         """Slow-down of computing while communication runs, as a share."""
         return self._cluster.physics.interference
 
+    def enter(self, step: int) -> None:
+        """Have computing take as long as in this step."""
+        if self._loads is not None:
+            self._load = [*self._loads[step]]
+
     def work(self, item: Work, k: int) -> float:
         """Seconds of a piece of computing on class k."""
-        return self._passes[item.phase] * item.share * self._factors[k]
+        load = 1.0 if item.phase == "optimizer" else self._load[k]
+        return self._passes[item.phase] * item.share * self._factors[k] * load
 
     def duration(self, op: Operation, k: int) -> float:
         """Seconds of an operation in the lane, on class k."""

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.machine.compute import Compute, compute_of, speed_classes
+from bagua_bench.machine.compute import Compute, compute_of, slow_factors, speed_classes
+from bagua_bench.machine.loads import Loads, imbalance, of_steps, task_of
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Collective, Program
 from bagua_bench.machine.scale import scale_model
@@ -32,12 +33,14 @@ def simulate(cell: Cell) -> Result:
     cell = settled(cell, cluster)
     program = rehearse(cell)
     compute = compute_of(cell, layers)
-    ranks, classes = cell.cluster.ranks, speed_classes(cell.cluster)
+    ranks = cell.cluster.ranks
     least = facts.algorithm(cell.algo).rounds
     if program.round is not None:
         program = with_rounds(program, cluster, compute, least)
-    timing = Clock(cluster, compute, [*classes]).run(program)
-    entries, counts = _ranks(program, timing, [*classes.values()])
+    loads = _loads(cell, len(program.steps))
+    factors, members = _classes(cell, loads)
+    timing = Clock(cluster, compute, factors, loads).run(program)
+    entries, counts = _ranks(program, timing, members)
     averaging = None if program.round is None else _averaging(timing)
     return Result(
         ranks=entries,
@@ -51,7 +54,25 @@ def simulate(cell: Cell) -> Result:
         emulation=_description(cluster, compute),
         averaging=averaging,
         sending=_sending(cell, program),
+        imbalance=imbalance(loads),
     ).slowed(cell.haste)
+
+
+def _loads(cell: Cell, steps: int) -> list[Loads] | None:
+    """Of the timed steps."""
+    run, untimed = cell.run, cell.run.untimed
+    steps_taken = range(untimed, untimed + steps)
+    return of_steps(task_of(cell.task), cell.cluster.ranks, run.seed, steps_taken, run.accumulate)
+
+
+def _classes(cell: Cell, loads: list[Loads] | None) -> tuple[list[float], list[int]]:
+    """Factors on computing time, and how many ranks have each; where loads differ, every rank is a class."""
+    cluster = cell.cluster
+    if loads is None:
+        classes = speed_classes(cluster)
+        return [*classes], [*classes.values()]
+    slow = slow_factors(cluster)
+    return [slow.get(rank, 1.0) for rank in range(cluster.ranks)], [1] * cluster.ranks
 
 
 def _sending(cell: Cell, program: Program) -> Sending | None:

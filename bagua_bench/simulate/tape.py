@@ -91,6 +91,9 @@ class TapePace:
     def work(self, phase: str, share: float) -> None:
         self._tape.add(Work(phase, share))
 
+    def carry(self, load: float) -> None:
+        pass  # the clock knows the loads of all ranks
+
 
 class TapeChannels(Channels):
     """Runs work at once and writes down what it would have done; the number of channels matters to the clock alone."""

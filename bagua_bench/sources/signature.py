@@ -42,7 +42,7 @@ class Argument:
 
     def __str__(self) -> str:
         if self.choices:
-            return "one of " + ", ".join(str(choice) for choice in self.choices)
+            return "one of " + ", ".join("null" if choice is None else str(choice) for choice in self.choices)
         names = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "a text", "list": "a list"}
         names["NoneType"] = "null"
         return " or ".join(names.get(name, name) for name in self.types)

@@ -28,6 +28,7 @@ from bagua_bench.configuration.components import build
 from bagua_bench.emulate.emulation import Emulation
 from bagua_bench.engine.schedule import perform
 from bagua_bench.engine.trainer import Trainer
+from bagua_bench.machine import loads
 from bagua_bench.network import counters
 from bagua_bench.processes import mailbox
 from bagua_bench.processes.lifetime import die_with_parent
@@ -111,7 +112,14 @@ def _measure(
         parameters=sum(p.numel() for p in trainer.model.parameters()),
         sending=_unscaled(trainer.sending, cell.shrink),
         study=trainer.study,
+        imbalance=_imbalance(run, task, size, len(ranks[0].seconds)),
     )
+
+
+def _imbalance(run: RunPart, task: Task, size: int, steps: int) -> float | None:
+    """Of the work in the timed steps."""
+    timed = range(run.untimed, run.untimed + steps)
+    return loads.imbalance(loads.of_steps(task, size, run.seed, timed, run.accumulate))
 
 
 def _unscaled(sending: Sending | None, factor: float) -> Sending | None:

@@ -69,6 +69,9 @@ class Diary:
     def work(self, phase: str, share: float) -> None:
         self.entries.append((phase, share))
 
+    def carry(self, load: float) -> None:
+        self.load = load
+
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(TABLES.glob("*.json"))])
 def test_tables_are_what_a_survey_of_the_real_model_finds(name: str) -> None:

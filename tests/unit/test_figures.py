@@ -10,7 +10,17 @@ import matplotlib
 import pandas as pd
 import pytest
 
-from bagua_bench.figures import autotune, channels, defaults, learning, one_channel, regret, throughput, transports
+from bagua_bench.figures import (
+    autotune,
+    balance,
+    channels,
+    defaults,
+    learning,
+    one_channel,
+    regret,
+    throughput,
+    transports,
+)
 from bagua_bench.results import records
 from tests.catalogue import resolved
 from tests.integration.cli import python
@@ -196,6 +206,33 @@ def test_an_algorithm_is_compared_with_itself_on_the_same_network() -> None:
     plt.close(figure)
     with pytest.raises(ValueError, match=r"run\.channels=null and 1 on each network"):
         one_channel.table(found[:5])
+
+
+def test_balanced_and_random_samplers_stand_beside_each_other_from_each_source() -> None:
+    from matplotlib import pyplot as plt
+
+    found = []
+    for source, code in (("emulated", "one"), ("simulated", "another")):
+        for sampler, minutes, uneven in (("random", 20.0, 1.25), ("balanced", 16.0, 1.0)):
+            for record in campaign({"ddp": [10.0 * 20 / minutes] * 3}):
+                record["config"]["task"] |= {"sampler": sampler, "batching": "mixed"}
+                record["source"], record["code"]["sources"] = source, code
+                record["result"] |= {"imbalance": uneven, "epoch_seconds": 60 * minutes}
+                found.append(record)
+    data = balance.table(found)
+    assert list(zip(data["source"], data["sampler"], strict=True)) == [
+        ("emulated", "random"), ("emulated", "balanced"), ("simulated", "random"), ("simulated", "balanced"),
+    ]  # fmt: skip
+    assert list(data["epoch_minutes"]) == [20, 16] * 2 and list(data["imbalance"]) == [1.25, 1] * 2
+    assert list(data["times_as_fast"]) == pytest.approx([1, 1.25] * 2)
+    figure, axes = plt.subplots()
+    balance.draw(data, axes)
+    assert [patch.get_height() for patch in axes.patches[:4]] == [20, 16, 20, 16]
+    assert [text.get_text() for text in axes.texts] == ["1.25", "1.00"] * 2
+    plt.close(figure)
+    found[0]["result"]["imbalance"] = None
+    with pytest.raises(ValueError, match=r"batches are all alike: there is nothing to balance without task\.sampler"):
+        balance.table(found)
 
 
 def measured(rate: str, throughputs: dict[str, float], *slow: str) -> list[dict[str, Any]]:

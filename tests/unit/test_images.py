@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bagua_bench.configuration.validate import DIGITS_TRAIN
+from bagua_bench.configuration.data_settings import DIGITS_TRAIN
 from tasks.images import DIGITS_TEST, Digits
 from tasks.vgg16 import VGG16
 

@@ -1,0 +1,1 @@
+"""What loading data costs: how even the ranks' work is, and what a cache saves."""
