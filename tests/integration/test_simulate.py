@@ -81,4 +81,4 @@ def test_a_new_algorithm_is_simulated_as_it_is(tmp_path: Path) -> None:
 def test_a_schedule_is_not_run(tmp_path: Path, algo: str) -> None:
     done = bench(tmp_path, f"algo={algo}")
     assert done.returncode == 2
-    assert "allowed: mode=simulate" in done.stderr
+    assert "allowed: simulate" in done.stderr
