@@ -12,6 +12,7 @@ from bagua_bench.configuration.units import BYTES, RATES, amount, duration, text
 from bagua_bench.machine.compute import compute_of
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.simulate.cluster import cluster_of
+from bagua_bench.simulate.posterior import posterior_of
 
 
 def assumptions(cell: Cell) -> str:
@@ -44,7 +45,10 @@ def _calibration(cell: Cell) -> str:
     share = cluster_of(cell).physics.uncertainty
     if "uncertainty" not in cell.cluster.physics:
         return f"not calibrated: ±{share:.0%} assumed"
-    return f"calibrated: 9 of 10 steps within ±{share:.0%}"
+    posterior = posterior_of(cell.cluster.name)
+    beyond = [] if posterior is None else posterior.beyond(cell)
+    far = f"; extrapolated: {', '.join(beyond)}" if beyond else ""
+    return f"calibrated: 9 of 10 of its points within ±{share:.0%}{far}"
 
 
 def transports(best: pd.DataFrame, cell: Cell) -> tuple[pd.DataFrame, str]:

@@ -31,7 +31,7 @@ _FEW = 20
 
 
 def advise(cells: Sequence[Cell], workers: int = 1) -> pd.DataFrame:
-    """One row per cell, fastest first: seconds of a step and an epoch, with the calibration's uncertainty.
+    """One row per cell, fastest first: seconds of a step and an epoch.
 
     workers: processes to share the work; 0: one per core where there is enough of it.
     """
@@ -104,5 +104,4 @@ def _row(setting: Setting) -> dict[str, Any]:
         "epoch_seconds": seconds * setting.layers.samples_per_epoch / samples,
         "round_seconds": timing.round_seconds * cell.haste if in_rounds else math.nan,
         "staleness_steps": (timing.staleness if timing.rounds else math.inf) if in_rounds else math.nan,
-        "uncertainty": setting.cluster.physics.uncertainty,
     }

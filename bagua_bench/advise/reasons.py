@@ -52,7 +52,7 @@ def _without_latency(cluster: Cluster) -> Cluster:
 
 
 def _without_limits(cluster: Cluster) -> Cluster:
-    wide = dict.fromkeys(("line", "ring", "connection", "process", "servers", "shaped"), _NO_LIMIT)
+    wide = dict.fromkeys(("line", "ring", "process", "servers", "shaped"), _NO_LIMIT)
     physics = replace(cluster.physics, **wide)
     return replace(cluster, network=replace(deepcopy(cluster.network), line=_NO_LIMIT), physics=physics)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from bagua_bench.advise import reasons
+from bagua_bench.advise import intervals, reasons
 from bagua_bench.advise.assumptions import assumptions, transports
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
@@ -47,7 +47,10 @@ def headline(best: pd.DataFrame) -> str:
     """The fastest of those that learn what DDP learns, and what learning something else would buy."""
     same, other = (best[best["same_update"] == kind].drop_duplicates("algorithm") for kind in (True, False))
     first = same.iloc[0]
-    lines = [f"fastest of those that learn what DDP learns: {_chosen(first)}, {_compared(first)}{_tied(same)}"]
+    ddp = best[best["algorithm"] == facts.baseline()].iloc[0]
+    share = intervals.share_of_ratio(first["cell"], ddp["cell"])
+    compared = _compared(first, share)
+    lines = [f"fastest of those that learn what DDP learns: {_chosen(first)}, {compared}{_tied(same, share)}"]
     faster = other[other["step_seconds"] < first["step_seconds"]]
     if len(faster):
         lines.append(
@@ -64,11 +67,10 @@ def _chosen(row: Any) -> str:
     return f"{row['algorithm']}{transport}{buckets}{several}"
 
 
-def _compared(row: Any) -> str:
+def _compared(row: Any, share: float) -> str:
     if row["algorithm"] == facts.baseline():
         return "than which nothing is faster"
-    share = 1 + row["uncertainty"]
-    low, high = _times(row["times_ddp"] / share), _times(row["times_ddp"] * share)
+    low, high = _times(row["times_ddp"] / (1 + share)), _times(row["times_ddp"] * (1 + share))
     return f"{_times(row['times_ddp'])} times DDP ({low} to {high})"
 
 
@@ -78,10 +80,10 @@ def _brief(row: Any) -> str:
     return f"{row['algorithm']}{age} ({_times(row['times_ddp'])})"
 
 
-def _tied(rows: pd.DataFrame) -> str:
+def _tied(rows: pd.DataFrame, share: float) -> str:
     """Which others are as fast within the uncertainty."""
     first = rows.iloc[0]
-    near = rows[rows["step_seconds"] <= first["step_seconds"] * (1 + first["uncertainty"])]["algorithm"].unique()[1:]
+    near = rows[rows["step_seconds"] <= first["step_seconds"] * (1 + share)]["algorithm"].unique()[1:]
     return f"; as fast within the model's uncertainty: {', '.join(near)}" if len(near) else ""
 
 

@@ -140,6 +140,7 @@ class NetworkKeys:
     tcp_window: str = "4MiB"
     flow_rates: list[str] = field(default_factory=list)  # limits of a server's single TCP connections, in turn
     backend: Backend = Backend.auto
+    software_delay: bool = False  # simulated: the latency is added by software, such as tc netem on the servers
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from bagua_bench import libraries
-from bagua_bench.configuration import data_settings, facts, network_settings
+from bagua_bench.configuration import data_settings, facts, network_settings, physics
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.resolve import ConfigError, has_cuda
 from bagua_bench.sources.signature import arguments
@@ -24,6 +24,7 @@ def validate(cell: Cell) -> None:
         _device,
         _transport,
         network_settings.problems,
+        physics.problems,
         data_settings.problems,
         _peers,
         _tuning,

@@ -57,8 +57,15 @@ def caps(first: float, rest: float) -> list[float] | None:
     return None if (first, rest) == (1, 25) else [first, rest]
 
 
-def bucketed(layers: Layers, ranks: int, steps: int, caps: tuple[float, float], share: float = 1.0) -> Program:
-    """DDP's steps; `share` of every gradient's bytes travels.
+def bucketed(
+    layers: Layers,
+    ranks: int,
+    steps: int,
+    caps: tuple[float, float],
+    share: float = 1.0,
+    casts: tuple[float, float] = (0.0, 0.0),
+) -> Program:
+    """DDP's steps; `share` of every gradient's bytes travels, cast before and after (`schedule.BucketSends`).
 
     Buckets are filled in the order in which gradients become ready, and closed once they reach their cap (first and
     rest, MiB).
@@ -71,7 +78,7 @@ def bucketed(layers: Layers, ranks: int, steps: int, caps: tuple[float, float], 
         if sum(nbytes[i] for i in buckets[-1]) >= (first if len(buckets) == 1 else rest) * MIB:
             buckets.append([])
         buckets[-1].append(position)
-    sends = schedule.BucketSends(buckets, [int(share * size) for size in nbytes])
+    sends = schedule.BucketSends(buckets, [int(share * size) for size in nbytes], casts)
     found = schedule.program(layers, ranks, steps, sends, share * schedule.all_reduced(layers, ranks))
     return replace(found, asynchronous=True)
 

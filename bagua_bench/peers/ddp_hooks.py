@@ -21,6 +21,9 @@ from bagua_bench.machine.program import Program
 from bagua_bench.peers.base import Peer
 from bagua_bench.peers.ddp import MIB, DDPTrainer, bucketed, caps
 
+_CASTS = 5.0, 3.0
+"""Bytes of memory traffic per byte of float16: read 4, write 2, divide in place (2 and 2); then read 2, write 4."""
+
 
 class FP16(Peer):
     """DDP with `fp16_compress_hook`: gradients travel as float16, divided by the number of ranks before."""
@@ -33,7 +36,7 @@ class FP16(Peer):
         return FP16Trainer(model, optimizer, comm, {"bucket_cap_mb_list": caps(*self._caps)})
 
     def program(self, layers: Layers, servers: int, per_server: int, steps: int) -> Program:
-        return bucketed(layers, servers * per_server, steps, self._caps, share=0.5)
+        return bucketed(layers, servers * per_server, steps, self._caps, 0.5, _CASTS)
 
 
 class FP16Trainer(DDPTrainer):

@@ -82,11 +82,6 @@ class Clock:
         """Numbers of the classes."""
         return range(len(self._factors))
 
-    @property
-    def interference(self) -> float:
-        """Slow-down of computing while communication runs, as a share."""
-        return self._cluster.physics.interference
-
     def enter(self, step: int) -> None:
         """Have computing take as long as in this step."""
         if self._loads is not None:
@@ -157,7 +152,7 @@ class _Run:
         if isinstance(item, Work):
             self._updated |= item.phase == "optimizer"
             for k in self._clock.classes:
-                self._compute(k, self._clock.work(item, k))
+                self._now[k] += self._clock.work(item, k)
         elif isinstance(item, Submit):
             self._send(item.ops, self._now, item.key)
         elif isinstance(item, Ready):
@@ -181,16 +176,6 @@ class _Run:
     def _period(self, fusion: Fusion) -> float:
         """Seconds from one tick to the next while nothing is sent."""
         return max(fusion.cycle, self._clock.negotiation())
-
-    def _compute(self, k: int, work: float) -> None:
-        """Let class k compute for `work` seconds, longer while its lane is busy."""
-        slowed = work * (1 + self._clock.interference)
-        end = max(self._lanes.end(k, self._now[k] + slowed), *self._ends)
-        beside = max(0.0, end - self._now[k])
-        if slowed <= beside:
-            self._now[k] += slowed
-        else:
-            self._now[k] += beside + work - beside / (1 + self._clock.interference)
 
     def _send(self, ops: Sequence[Operation], ready: Sequence[float], key: int = 0) -> None:
         """Run operations in the lane of a channel; all classes meet in a collective."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import math
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from bagua_bench.advise import candidates, ranking, reasons
 from bagua_bench.calibrate import calibration, published, quality
@@ -16,18 +19,17 @@ from bagua_bench.calibrate.__main__ import main
 from bagua_bench.calibrate.fit import Case, case, fit
 from bagua_bench.calibrate.parameters import GLOO, PAPER, Parameter, physics, tree
 from bagua_bench.configuration import facts
+from bagua_bench.configuration.physics import Physics
 from bagua_bench.results import records
 from bagua_bench.results.provenance import HOME
-from bagua_bench.simulate.cluster import Physics
+from bagua_bench.simulate.posterior import Posterior
 from bagua_bench.simulate.run import simulate
 from tests.catalogue import resolved, with_physics
 
 PAPER_FOLDER = HOME / "results" / "paper"
 
-TRUTH = replace(Physics(), ring=2e9, efficiency_ring=0.9, efficiency_direct=0.8, process=1.5e9, window=3e6)
-CHOSEN = tuple(
-    p for p in PAPER if p.name in ("ring", "efficiency_ring", "efficiency_direct", "process") and not p.transport
-)
+TRUTH = replace(Physics(), ring=2e9, efficiency_direct=0.8, process=1.5e9, window=3e6)
+CHOSEN = tuple(p for p in PAPER if p.name in ("ring", "efficiency_direct", "process") and not p.transport)
 
 
 def measured(noise: float = 0.0) -> list[Case]:
@@ -69,14 +71,64 @@ def test_intervals_cover_the_truth_and_grow_with_noise() -> None:
 def test_what_the_points_do_not_tell_has_the_widest_interval() -> None:
     unseen = Parameter("shaped", 5e8, 6e9, 1.6e9, "no point has an added latency")
     found = fit(measured(), (*CHOSEN, unseen), {"window": 3e6})
-    assert found.half_widths[-1] == pytest.approx(5.5e9)
+    assert found.half_widths[-1] == pytest.approx(1.96 * 5.5e9 / math.sqrt(12), rel=1e-3)
+    assert found.learned[-1] < 1e-3 < 0.9 < found.learned[:-1].min()
+
+
+def test_uncertainty_grows_with_the_distance_from_the_points() -> None:
+    """Without a point at a higher latency nothing is known of what it does; windows lie anywhere in their range."""
+    window = next(p for p in PAPER if p.name == "window")
+    cases = measured(0.02)
+    found = fit(cases, (*CHOSEN, window))
+    posterior = found.posterior([c.cell for c in cases])
+
+    def spread(*overrides: str) -> float:
+        asked = ["mode=simulate", "task=vgg16", "algo=ddp", "cluster=bagua_paper", "transport=nccl", "run.steps=1"]
+        made = case(resolved(*asked, "network.bandwidth=100gbit", *overrides), 1.0)
+        values = physics(list(found.values), found.parameters, found.base, "nccl")
+        return math.hypot(*posterior.spread(values, "nccl", made.predict))
+
+    near, far, farther = (spread(f"network.latency={late}ms") for late in (0, 5, 50))
+    assert near < 0.04 < far < farther
+    assert farther > 0.2, "the window may be 1 MB or 16 MB"
+
+
+def test_what_lies_outside_the_points_is_named(tmp_path: Path) -> None:
+    cells = [c.cell for c in measured()]
+    posterior = Posterior({"ring": (1.1, 1.0)}, fit(measured(), CHOSEN).posterior(cells).domain)
+    posterior.write(tmp_path / "mine.fit.json")
+    assert json.loads((tmp_path / "mine.fit.json").read_text()) == json.loads(json.dumps(asdict(posterior)))
+    assert posterior.beyond(cells[0]) == []
+    far = resolved("task=vgg16", "cluster=bagua_paper", "network.latency=100ms", "network.bandwidth=50gbit")
+    assert posterior.beyond(far) == ["network.latency=100 ms (points: 0 ms to 0 ms)"]
+    small = resolved("task=resnet50", "cluster=bagua_paper", "cluster.servers=2", "network.bandwidth=1gbit")
+    servers, model = posterior.beyond(small)
+    assert servers == "cluster.servers=2 (points: 16 to 16)"
+    assert model.startswith("parameters=25,557,032 (points: 138,357,544")
+
+
+def test_a_transport_s_own_parameter_has_its_own_uncertainty() -> None:
+    posterior = Posterior({"ring": (2.0, 1.0), "nccl_bagua_net.ring": (1.0, 3.0)}, {})
+    seconds = lambda values: 1e9 / values.ring  # noqa: E731
+    assert posterior.spread(Physics(), "nccl", seconds) == pytest.approx([-math.log(2), 0.0])
+    assert posterior.spread(Physics(), "nccl_bagua_net", seconds) == pytest.approx([0.0, -math.log(3)])
+
+
+def test_few_points_do_not_claim_more_than_the_prior(own: Path) -> None:
+    chosen = "algo=gradient_allreduce cluster.servers=2"
+    source = calibration.open_source("mine", own.parent, [own], chosen)
+    assert len(source.cases) < 2 * len(source.parameters)
+    path = source.write(source.calibrate())
+    assert OmegaConf.load(path).physics.uncertainty == Physics().uncertainty
 
 
 def test_held_out_points_are_predicted_without_them() -> None:
     cases = measured()
     cases[0] = replace(cases[0], seconds=3 * cases[0].seconds)  # a wrong measurement
     best = fit(cases, CHOSEN, {"window": 3e6})
-    errors = quality.held_out(cases, [0, *[1] * (len(cases) - 1)], CHOSEN, best)
+    groups = [0, *[1] * (len(cases) - 1)]
+    fits = quality.without(cases, groups, CHOSEN, best)
+    errors = quality.held_out(cases, groups, fits)
     assert errors[0] == pytest.approx(-2 / 3, abs=0.05)
 
 
