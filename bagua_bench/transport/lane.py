@@ -36,9 +36,10 @@ class Lane:
 
     Callbacks run in the lane's thread, between their operation and the next one. An operation that one of them starts
     runs at once, in its place: it comes before those that wait in the queue, whenever these were started. So ranks that
-    are not equally quick still agree on the order. A callback that waits for an operation in the queue runs the queue
-    up to there. If a callback neither ends nor runs anything for `patience` seconds, the group is aborted and all that
-    wait behind it fail.
+    are not equally quick still agree on the order, provided that a callback which starts operations is added before the
+    next operation is started: one that is added after its operation has ended runs at once, in its caller's thread. A
+    callback that waits for an operation in the queue runs the queue up to there. If a callback neither ends nor runs
+    anything for `patience` seconds, the group is aborted and all that wait behind it fail.
     """
 
     def __init__(self, close: Callable[[], None], abort: Callable[[], None], patience: float) -> None:

@@ -54,7 +54,10 @@ def test_a_callback_may_wait_for_an_operation_that_it_starts(how: str) -> None:
 
 
 def _chain(comm: TorchComm) -> None:
-    """Every callback starts the next operation; each of them stands between two of the outer ones."""
+    """Every callback starts the next operation; each of them stands between two of the outer ones.
+
+    Each outer one gets its callback before the next is started: one that comes after that may come too late.
+    """
     seen: list[float] = []
 
     def step(future: Future) -> Any:
@@ -64,8 +67,13 @@ def _chain(comm: TorchComm) -> None:
             return x
         return dist.all_reduce(x, group=comm.group, async_op=True).get_future().then(step).wait()
 
-    _, works = _started(comm, 3)
-    for future in [work.get_future().then(step) for work in works]:
+    if comm.rank == 0:
+        time.sleep(0.2)  # so that elsewhere all three are started before the first one ends
+    futures = []
+    for k in range(3):
+        x = torch.full((100 + k,), 1.0 + comm.rank)
+        futures.append(dist.all_reduce(x, group=comm.group, async_op=True).get_future().then(step))
+    for future in futures:
         future.wait()
     first = comm.size * (comm.size + 1) / 2
     assert seen == [first * comm.size**k for k in range(4)] * 3
