@@ -54,8 +54,12 @@ def simulable(found: Iterable[Record]) -> tuple[list[Record], str]:
 
 
 def simulated(cell: Cell) -> Cell:
-    """The cell that simulates a cell that was run: computing takes the known time, whatever its precision was."""
-    return replace(cell, mode="simulate", run=replace(cell.run, precision="fp32"))
+    """The cell that simulates a cell that was run: computing takes the known time, whatever its precision was.
+
+    Its cluster has no physical parameters: those of a record are what was thought of a cluster when it ran.
+    """
+    cluster, run = replace(cell.cluster, physics={}), replace(cell.run, precision="fp32")
+    return replace(cell, mode="simulate", cluster=cluster, run=run)
 
 
 def condition(cell: Cell) -> str:

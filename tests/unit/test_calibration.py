@@ -293,6 +293,15 @@ def test_without_a_selection_all_records_are_fitted(own: Path) -> None:
     assert source.left_out == ""
 
 
+def test_what_was_thought_of_the_cluster_when_a_record_was_made_does_not_count(own: Path) -> None:
+    first = records.read([own])[0]
+    outdated = {**first["config"]["cluster"], "physics": {"a_key_of_old": 1.0}}
+    records.append(own, {**first, "config": {**first["config"], "cluster": outdated}, "cell": "outdated"})
+    source = calibration.open_source("mine", own.parent, [own])
+    assert source.left_out == "" and len(source.known) == 9 + 1
+    assert source.cases[-1].predict(Physics()) == source.cases[0].predict(Physics())
+
+
 def test_records_that_cannot_be_simulated_are_left_out_and_counted(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
