@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bagua_bench.engine.engine import Engine
+    from bagua_bench.fused.optimizer import fuse
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "fuse"]
+
+_MODULES = {"Engine": "engine.engine", "fuse": "fused.optimizer"}
 
 _HOME = Path(__file__).resolve().parents[1]
 
@@ -24,7 +27,7 @@ for _name in ("algorithms", "tasks"):
 
 
 def __getattr__(name: str) -> Any:
-    """`Engine` on demand: importing the package does not import torch."""
-    if name == "Engine":
-        return import_module("bagua_bench.engine.engine").Engine
+    """What `__all__` names, on demand: importing the package does not import torch."""
+    if name in _MODULES:
+        return getattr(import_module(f"bagua_bench.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -199,6 +199,8 @@ class RunPart:
     results: str
     autotune: TunePart | None = None
     """None: it does not."""
+    fused_optimizer: bool | None = None
+    """True: the task's optimizer takes its steps through `fuse`; None: as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

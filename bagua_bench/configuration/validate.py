@@ -28,6 +28,7 @@ def validate(cell: Cell) -> None:
         data_settings.problems,
         _peers,
         _tuning,
+        _fusing,
         _modes,
     ):
         for message in rule(cell):
@@ -177,6 +178,14 @@ def _tuning(cell: Cell) -> Iterator[str]:
         yield (
             f"tune.advised={cell.run.autotune.advised}: mode={cell.mode} does not know how long computing takes; "
             "allowed: 0, with run.bucket_size and run.channels from bagua-bench advise, which are tried first"
+        )
+
+
+def _fusing(cell: Cell) -> Iterator[str]:
+    if cell.run.fused_optimizer and (cell.mode == "simulate" or (cell.compute and cell.compute.optimizer == "profile")):
+        yield (
+            f"run.fused_optimizer=true: mode={cell.mode} takes the optimizer's time from the profile; allowed: "
+            "mode=measure, or mode=emulate with compute.optimizer=measured"
         )
 
 

@@ -22,7 +22,7 @@ from bagua_bench.engine.autotune import Autotune, Tuner
 from bagua_bench.engine.buckets import make_buckets
 from bagua_bench.engine.buffers import Buffers
 from bagua_bench.engine.gradients import Gradients
-from bagua_bench.engine.layout import is_dense, refuse_unfit
+from bagua_bench.engine.layout import refuse_unfit
 from bagua_bench.engine.plan import Opener, Plan
 from bagua_bench.engine.rounds import Rounds
 from bagua_bench.engine.saved import Saved
@@ -31,6 +31,8 @@ from bagua_bench.engine.several import Several
 from bagua_bench.engine.sizing import LEAST
 from bagua_bench.engine.streams import open_channels
 from bagua_bench.engine.watch import Watch, release, take
+from bagua_bench.fused.memory import is_dense
+from bagua_bench.fused.optimizer import replaced, unfused
 from bagua_bench.results.result import Sending, Study
 
 
@@ -42,7 +44,7 @@ class Engine(Saved):
     use: the averaged gradient, or, where the algorithm communicates no gradients, this rank's own. A failed collective
     is raised, as `CommError`, by the `backward()` or `step()` that needs it.
 
-    optimizer: of the model's parameters; or several, whose steps are taken one after another.
+    optimizer: of the model's parameters, `fuse`d or not; or several, whose steps are taken one after another.
     comm: the ranks that take part; None: all ranks of torch.distributed's default group.
     bucket_size: bytes at which a bucket closes; 0 makes one bucket per tensor. None: chosen by what collectives cost,
     at least `least_bucket` (engine/sizing.py).
@@ -93,7 +95,8 @@ class Engine(Saved):
         self._forward_hook: RemovableHandle | None = None
         self._tuner: Tuner | None = None
         self._guards: list[RemovableHandle] = []
-        self.optimizer = algorithm.optimizer(optimizers[0] if len(optimizers) == 1 else Several(optimizers))
+        given = optimizers[0] if len(optimizers) == 1 else Several(optimizers)
+        self.optimizer = replaced(given, algorithm.optimizer)
         try:
             self._attach()
             self._start()
@@ -143,7 +146,7 @@ class Engine(Saved):
             pending = self._schedule.pending
             self._detach()
             self._attach(trained)
-            self.algorithm.start(self.buckets, self.comm, self.optimizer)
+            self.algorithm.start(self.buckets, self.comm, unfused(self.optimizer))
             state.restore(self.buckets, self._names, saved)
             self._schedule.resume(pending)
             self._averaging = None
@@ -176,7 +179,7 @@ class Engine(Saved):
         self.plan.close()
         if self._averaging is not None:
             self._averaging.abandon() if failed else self._averaging.stop()
-        self.algorithm.stop(self.optimizer)
+        self.algorithm.stop(unfused(self.optimizer))
         if self._owns_comm and not failed:
             self.comm.close()
 
@@ -253,7 +256,7 @@ class Engine(Saved):
         for bucket in self.buckets:
             bucket.state.clear()
             bucket.each.clear()
-        self.algorithm.start(self.buckets, self.comm, self.optimizer)
+        self.algorithm.start(self.buckets, self.comm, unfused(self.optimizer))
         self._begin(0)
 
     def _broadcast_everything(self) -> None:

@@ -16,6 +16,7 @@ from bagua_bench.engine.loss_scale import LossScale
 from bagua_bench.engine.schedule import Perform, perform
 from bagua_bench.engine.sizing import LEAST
 from bagua_bench.engine.trainer import Trainer
+from bagua_bench.fused.optimizer import fuse
 from bagua_bench.peers.base import Peer
 
 
@@ -23,10 +24,20 @@ def make_trainer(
     cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, perform: Perform = perform
 ) -> Trainer:
     """A peer system, or the engine with an algorithm whose pieces are called through `perform`; collective."""
+    if cell.run.fused_optimizer:
+        optimizer = fuse(_without_kernels(optimizer))
     trainer = _make(cell, model, optimizer, comm, perform)
     if cell.run.precision == "fp16":
         trainer.scale = LossScale(next(model.parameters()).device)
     return trainer
+
+
+def _without_kernels(optimizer: Optimizer) -> Optimizer:
+    """The optimizer of a task's recipe, without torch's own fused kernels."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            group["fused"] = False
+    return optimizer
 
 
 def _autotune(cell: Cell) -> Autotune | None:

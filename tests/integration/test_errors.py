@@ -37,6 +37,8 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
     (["cluster=3x1"], ["cluster=3x1", "write cluster.servers=3 cluster.ranks_per_server=1"]),
     (["cluster=big"], ["cluster=big", "allowed: 2x2"]),
     (["task=quadratic", "mode=emulate"], ["mode=emulate", "task=quadratic", "allowed: measure"]),
+    (["mode=emulate", "run.fused_optimizer=true"], ["run.fused_optimizer=true", "compute.optimizer=measured"]),
+    (["mode=simulate", "run.fused_optimizer=true"], ["run.fused_optimizer=true", "mode=measure"]),
     (["algo=ddp", "run.overlap=false"], ["run.overlap=false", "algo=ddp"]),
     (["network=2gbit"], ["network=2gbit", "write network.bandwidth=2gbit"]),
     (["network=slow"], ["network=slow", "1gbit", "none, wan"]),

@@ -66,6 +66,15 @@ def test_ddp_and_gradient_allreduce_send_and_learn_the_same(tmp_path: Path) -> N
     assert ours["bytes_per_step"][0]["flat"] == pytest.approx(ddp["bytes_per_step"][0]["flat"], rel=1e-3)
 
 
+def test_a_fused_optimizer_learns_what_torchs_own_kernel_does(tmp_path: Path) -> None:
+    """They round differently; the warm-up, which is undone, leaves no trace in the fused state."""
+    given = ["task=vgg16", "task.scale=tiny", "algo=gradient_allreduce", "run.steps=5", "run.evaluate=false"]
+    assert bench(tmp_path, "-m", "run.fused_optimizer=false,true", *given).returncode == 0
+    theirs, ours = recorded(tmp_path)
+    assert ours["config"]["run"]["fused_optimizer"] is True and "fused_optimizer" not in theirs["config"]["run"]
+    assert ours["result"]["losses"] == pytest.approx(theirs["result"]["losses"], rel=1e-4)
+
+
 def test_warm_up_leaves_no_trace(tmp_path: Path) -> None:
     """With given buckets: a measured size may make one bucket or two, which 8 bits round differently."""
     short = ["run.bucket_size=512KiB", "task=vgg16", "task.scale=tiny", "run.steps=4", "run.evaluate=false"]
