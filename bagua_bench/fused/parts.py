@@ -87,7 +87,9 @@ class Joined(Part):
             return first
         theirs = [own[key] for own in self._owns]
         if first.dim() == 0:
-            joined = flat(first, len(theirs)) if are_adjacent(theirs) else self._spread(key, torch.stack(theirs))
+            # copies of a state share memory, but not a version: a write to one of them would not be seen
+            one = first._base is not None and all(x._base is first._base for x in theirs) and are_adjacent(theirs)
+            joined = flat(first, len(theirs)) if one else self._spread(key, torch.stack(theirs))
             self._scalars[key] = joined, joined._version
             return first.clone()
         laid_out = all(same_layout(x, p) for x, p in zip(theirs, self._params, strict=True))

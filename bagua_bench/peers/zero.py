@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from bagua_bench.comm import CountedComm, traffic
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.engine.trainer import Trainer
+from bagua_bench.fused.optimizer import replaced, unfused
 from bagua_bench.peers.base import Peer
 from bagua_bench.peers.ddp import DDPTrainer
 
@@ -35,14 +36,15 @@ class ZeroTrainer(DDPTrainer):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, comm: TorchComm, as_view: bool) -> None:
         super().__init__(model, optimizer, comm, {})
+        plain = unfused(optimizer)
         self._zero = ZeroRedundancyOptimizer(
-            [dict(group) for group in optimizer.param_groups],
-            type(optimizer),
+            [dict(group) for group in plain.param_groups],
+            type(plain),
             process_group=comm.group,
             parameters_as_bucket_view=as_view,
-            **_options(optimizer),
+            **_options(plain),
         )
-        self.optimizer = self._zero.optim
+        self.optimizer = self._zero.optim = replaced(optimizer, lambda _: self._zero.optim)
         owners: dict[nn.Parameter, int] = cast(Any, self._zero)._param_to_rank
         self._weights = sum(
             traffic.broadcast(p.nbytes, comm.size, (comm.rank - owner) % comm.size) for p, owner in owners.items()

@@ -201,7 +201,8 @@ def through_a_cell(comm: CountedComm, cell: Cell) -> tuple[Tensor, str]:
             trainer.synchronize()
             trainer.optimize()
             trainer.finish_step()
-        return weights(net), type(trainer.optimizer).__name__
+        with trainer.paused():
+            return weights(net), type(trainer.optimizer).__name__
 
 
 @pytest.mark.parametrize("name", [name for name in runnable() if not declared(name).rounds])
