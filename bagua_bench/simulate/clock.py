@@ -185,13 +185,18 @@ class _Run:
             self._lanes.submit(ops, key, ready)
 
     def _share(self, ops: Sequence[Operation], ready: float) -> None:
-        """Start collectives as soon as one of the transport's lanes is free; their latencies pass side by side."""
+        """Run operations, one after the other, in the transport's lane that is free first.
+
+        Latencies of several lanes pass side by side; bytes share one line.
+        """
+        first = self._ends.index(min(self._ends))
+        end = max(ready, self._ends[first])
         for op in ops:
-            assert isinstance(op, Collective)
-            first = self._ends.index(min(self._ends))
-            begin, busy = max(ready, self._ends[first]), self._clock.on_the_line(op)
-            self._line = max(begin, self._line) + busy
-            self._ends[first] = max(begin + self._clock.duration(op, 0), self._line)
+            begin, end = end, end + max(self._clock.duration(op, k) for k in self._clock.classes)
+            if isinstance(op, Collective):
+                self._line = max(begin, self._line) + self._clock.on_the_line(op)
+                end = max(end, self._line)
+        self._ends[first] = end
 
     def _fuse(self, until: float | None) -> None:
         """Horovod: at every tick up to `until` (None: until all is sent) send ready gradients, fused.

@@ -107,6 +107,22 @@ def test_two_collectives_at_a_time_hide_latencies_but_share_the_line(asked: str,
     assert one / two == pytest.approx(lanes, rel=0.05)
 
 
+def test_what_a_hook_does_to_a_bucket_stands_in_the_same_lane_as_its_collective() -> None:
+    """DDP in float16 over a line that is slow: half the time, whatever the number of lanes; over a fast one: its casts."""
+
+    def step(algo: str, lanes: float, rate: float, memory: float = 1e30) -> float:
+        chosen = cell("task=bert_large", f"algo={algo}", "cluster.ranks_per_server=1", "network.tcp_window=100GiB")
+        assert chosen.compute is not None
+        chosen = replace(chosen, compute=replace(chosen.compute, memory_bandwidth=memory))
+        rates = {"ring": 1e30, "process": 1e30, "line": rate}
+        return float(simulate(with_physics(chosen, lanes=lanes, latency=0.0, **rates)).ranks[0].seconds[-1]["step"])
+
+    for lanes in (1.0, 2.0):
+        assert step("ddp", lanes, 1e8) / step("ddp_fp16", lanes, 1e8) == pytest.approx(2, rel=0.05)
+    casts = [step("ddp_fp16", lanes, 1e15, memory=1e9) - step("ddp", lanes, 1e15, memory=1e9) for lanes in (1.0, 2.0)]
+    assert casts[0] == pytest.approx(2 * casts[1], rel=0.2), "two lanes cast two buckets at a time"
+
+
 @pytest.mark.parametrize(("algo", "traffic"), [("bytegrad", 1 / 4), ("decentralized", 8 / 15), ("ddp", 127 / 120)])
 def test_at_low_bandwidth_times_are_as_bytes(algo: str, traffic: float) -> None:
     """Against the leaders' ring, 2 (15 / 16) S, with equal efficiencies."""
