@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bagua_bench.engine.engine import Engine
     from bagua_bench.fused.optimizer import fuse
+    from bagua_bench.layers.batch_norm import synchronize_batch_norms
 
-__all__ = ["Engine", "fuse"]
+__all__ = ["Engine", "fuse", "synchronize_batch_norms"]
 
-_MODULES = {"Engine": "engine.engine", "fuse": "fused.optimizer"}
+_MODULES = {
+    "Engine": "engine.engine",
+    "fuse": "fused.optimizer",
+    "synchronize_batch_norms": "layers.batch_norm",
+}
 
 _HOME = Path(__file__).resolve().parents[1]
 

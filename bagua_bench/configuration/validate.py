@@ -29,6 +29,7 @@ def validate(cell: Cell) -> None:
         _peers,
         _tuning,
         _fusing,
+        _batch_norm,
         _modes,
     ):
         for message in rule(cell):
@@ -187,6 +188,15 @@ def _fusing(cell: Cell) -> Iterator[str]:
             f"run.fused_optimizer=true: mode={cell.mode} takes the optimizer's time from the profile; allowed: "
             "mode=measure, or mode=emulate with compute.optimizer=measured"
         )
+
+
+def _batch_norm(cell: Cell) -> Iterator[str]:
+    if not cell.task.options.get("sync_bn"):
+        return
+    if cell.mode != "measure":
+        yield f"task.sync_bn=true: the layers of mode={cell.mode} compute nothing; allowed: mode=measure"
+    elif facts.algorithm(cell.algo).rounds:
+        yield f"task.sync_bn=true: ranks wait for each other in every layer, which algo={cell.algo.name} avoids"
 
 
 def _modes(cell: Cell) -> Iterator[str]:

@@ -23,7 +23,8 @@ HISTORY = {
     "many of them the simulator proposed; `config.task.sampler`, `.batching`, `.samples` and `.cache` of tasks on "
     "sequences and images; `result.imbalance` where batches differ in work",
     7: "`config.network.software_delay`: whether software adds the latency; in older versions it did in every "
-    "simulation with latency of a cluster with `shaped`; `config.run.fused_optimizer`, missing where it is off",
+    "simulation with latency of a cluster with `shaped`; `config.run.fused_optimizer`, missing where it is off; "
+    "`config.task.sync_bn` of ResNet-50",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)

@@ -108,7 +108,7 @@ def test_two_collectives_at_a_time_hide_latencies_but_share_the_line(asked: str,
 
 
 def test_what_a_hook_does_to_a_bucket_stands_in_the_same_lane_as_its_collective() -> None:
-    """DDP in float16 over a line that is slow: half the time, whatever the number of lanes; over a fast one: its casts."""
+    """DDP in float16 over a slow line: half the time, whatever the number of lanes; over a fast one: its casts."""
 
     def step(algo: str, lanes: float, rate: float, memory: float = 1e30) -> float:
         chosen = cell("task=bert_large", f"algo={algo}", "cluster.ranks_per_server=1", "network.tcp_window=100GiB")
