@@ -29,6 +29,7 @@ from bagua_bench.emulate.emulation import Emulation
 from bagua_bench.emulate.model import EmulatedModel
 from bagua_bench.emulate.pace import Sleeper
 from bagua_bench.engine.engine import Engine
+from bagua_bench.machine.arithmetic import Meter
 from bagua_bench.machine.compute import Compute, compute_of
 from bagua_bench.machine.layers import TABLES, Layer, Layers, read
 from bagua_bench.machine.lookup import layers_of
@@ -393,3 +394,27 @@ def test_stragglers_are_slow() -> None:
         model(torch.empty(1, 0))
         seconds.append(time.perf_counter() - began)
     assert seconds[1] > 1.5 * seconds[0]
+
+
+def metered(comm: CountedComm) -> tuple[list[float], list[float]]:
+    """What is charged for calls of a communicator, and for arithmetic between them."""
+    calls: list[float] = []
+    rows, peer = torch.ones(comm.size, 1000), 1 - comm.rank
+    with Meter(calls.append):
+        comm.all_reduce(rows)
+        comm.all_gather(rows[0])
+        comm.all_to_all(rows, rows.new_empty(rows.shape))
+        comm.exchange(rows[0], [peer])
+        comm.broadcast(rows[1])
+        comm.barrier()
+    between: list[float] = []
+    with Meter(between.append):
+        rows.add_(1)
+    return calls, between
+
+
+@pytest.mark.parametrize("kind", ["gloo", "bagua_net"])
+def test_a_meter_sees_the_arithmetic_and_not_the_messages(kind: str) -> None:
+    """It would take as long as a small message does, and emulated algorithms of many messages would look slow."""
+    for calls, between in run(kind, 2, metered):
+        assert calls == [] and between == [2 * 8000.0]
