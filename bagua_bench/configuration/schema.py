@@ -77,12 +77,12 @@ class RunKeys:
     bucket_size: Optional[str] = None  # noqa: UP045  OmegaConf reads it; null: by what collectives cost
     channels: Optional[int] = None  # noqa: UP045  buckets under way at a time; null: 4, over NCCL 1
     find_unused_parameters: bool = False
-    fused_optimizer: bool = False  # small parameters are updated many at a time
     accumulate: int = 1
     timeout: str = "60s"
     evaluate: bool = True
     results: str = "results"
     autotune: bool = False  # before the timed steps; undone afterwards, as the warm-up
+    fused_optimizer: bool = False  # small parameters are updated many at a time
 
 
 @dataclass
