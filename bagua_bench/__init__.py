@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bagua_bench.elastic.checkpoints import Checkpoints
     from bagua_bench.engine.engine import Engine
     from bagua_bench.fused.optimizer import fuse
     from bagua_bench.layers.batch_norm import synchronize_batch_norms
 
-__all__ = ["Engine", "fuse", "synchronize_batch_norms"]
+__all__ = ["Checkpoints", "Engine", "fuse", "synchronize_batch_norms"]
 
 _MODULES = {
+    "Checkpoints": "elastic.checkpoints",
     "Engine": "engine.engine",
     "fuse": "fused.optimizer",
     "synchronize_batch_norms": "layers.batch_norm",

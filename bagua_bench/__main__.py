@@ -67,6 +67,8 @@ def _checked(cell: Cell) -> Cell:
     if joined.is_joined():
         if is_shaped(cell):
             raise ConfigError(f"network={cell.network.name}: a job uses its cluster's network; allowed: none")
+        if cell.run.elastic is not None:
+            raise ConfigError("run.elastic=true: the job's own launcher starts the ranks; see docs/elastic.md")
         servers, ranks = joined.enter()
         cell = replace(cell, cluster=replace(cell.cluster, servers=servers, ranks_per_server=ranks))
     validate(cell)

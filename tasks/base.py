@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tasks.loading.elastic import Position
+
 Batch = tuple[Tensor, ...]
 """What one rank trains on in one step; the first dimension of every tensor is the samples."""
 
@@ -38,6 +40,14 @@ class Task(ABC):
     @abstractmethod
     def batches(self, rank: int, size: int, seed: int) -> Iterator[Batch]:
         """Endless CPU batches of rank's share of the data; a function of its arguments alone."""
+
+    def resumed(self, rank: int, size: int, seed: int, begin: Position) -> Iterator[Batch]:
+        """`batches` from a position on, for elastic training.
+
+        The k-th batches of all ranks are the next size x batch samples behind the position; an epoch ends where fewer
+        than that are left (`Position.after`).
+        """
+        raise NotImplementedError(f"{type(self).__name__}.resumed: this task cannot begin in mid-epoch")
 
     def typical(self) -> Batch:
         """A batch of the work that a step is said to take; what `work` is relative to."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 
 from tasks.base import Batch, Task
 from tasks.loading.cached import CachedDataset
+from tasks.loading.elastic import ElasticSampler, Position
 from tasks.torchvision_compat import torchvision
 
 DIGITS_TEST = 360
@@ -132,11 +134,14 @@ class ImageTask(Task):
         return SGD(model.parameters(), fused=True, **self._recipe)
 
     def batches(self, rank: int, size: int, seed: int) -> Iterator[Batch]:
+        return self.resumed(rank, size, seed, Position())
+
+    def resumed(self, rank: int, size: int, seed: int, begin: Position) -> Iterator[Batch]:
         if self.samples_per_epoch < size * self.batch:
             raise ValueError(
                 f"task.batch={self.batch}: {size} ranks need more than the {self.samples_per_epoch} samples"
             )
-        sampler = DistributedSampler(self._train, size, rank, seed=seed, drop_last=True)
+        sampler = ElasticSampler(self._train, size, rank, seed=seed)
         loader = DataLoader(
             self._train,
             self.batch,
@@ -145,11 +150,10 @@ class ImageTask(Task):
             drop_last=True,
             generator=torch.Generator().manual_seed(seed * size + rank),
         )
-        epoch = 0
-        while True:
-            sampler.set_epoch(epoch)
+        sampler.set_epoch(begin.epoch, begin.seen)
+        for epoch in count(begin.epoch + 1):
             yield from loader
-            epoch += 1
+            sampler.set_epoch(epoch)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         images, labels = batch

@@ -23,6 +23,7 @@ from tasks.loading.balanced import (
     in_order,
     of_similar_length,
 )
+from tasks.loading.elastic import Position
 
 _DATA_SEED = 2021
 """Of the generated data sets. Which data there is does not depend on `run.seed`, only its order does."""
@@ -101,10 +102,17 @@ class SequenceTask(Task):
         """Of the forward pass of one sample of a length (None: the task's one length)."""
 
     def batches(self, rank: int, size: int, seed: int) -> Iterator[Batch]:
+        return self.resumed(rank, size, seed, Position())
+
+    def resumed(self, rank: int, size: int, seed: int, begin: Position) -> Iterator[Batch]:
+        """Of a stream, batches that did not come before."""
         if self._sampler is None:
-            generator = torch.Generator().manual_seed(1_000_003 * seed + rank + 1)
+            number = begin.epoch * self.samples_per_epoch + begin.seen
+            generator = torch.Generator().manual_seed(1_000_003 * (seed + 7_919 * number) + rank + 1)
             while True:
                 yield self.alike(self.batch, generator)
+        if begin != Position():
+            raise ValueError(f"task.sampler={self._sampler}: cannot begin in mid-epoch; allowed: null")
         data = self.dataset()
         for indices in self._indices(size, seed):
             yield self.padded([data[i] for i in indices[rank]])

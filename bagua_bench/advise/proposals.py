@@ -19,11 +19,15 @@ _STEPS = 2
 
 
 def proposed(cell: Cell) -> Cell:
-    """The cell with as many proposals to try first as it asks for; imports torch where it asks for any."""
+    """The cell with what to try first: the engine's own setting, then as many proposals as it asks for.
+
+    Proposals are only as good as the simulator: with the own setting among them tuning cannot end with a worse one.
+    Imports torch where the cell asks for any.
+    """
     asked = cell.run.autotune
     if asked is None or not asked.advised:
         return cell
-    first = tuple(proposals(cell)[: asked.advised])
+    first = ({}, *proposals(cell)[: asked.advised])
     return replace(cell, run=replace(cell.run, autotune=replace(asked, first=first)))
 
 

@@ -11,6 +11,7 @@ from bagua_bench.campaign.plan import Place, place
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import is_shaped
 from bagua_bench.launch import joined
+from bagua_bench.launch.elastic import run_elastic
 from bagua_bench.launch.local import Watch, workers
 from bagua_bench.launch.shaped import Shaped, shaped
 from bagua_bench.machine.scale import scale_model
@@ -42,6 +43,9 @@ class Stage:
         where, cell = place(cell), scale_model(proposed(cell))
         if joined.is_joined():
             return joined.run_joined(cell)
+        if cell.run.elastic is not None:
+            self._end()
+            return _elastic(cell, watch, measured)
         if not is_shaped(cell):
             self._end()
             with workers(cell.cluster.ranks) as processes:
@@ -72,3 +76,11 @@ class Stage:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._end(error)
+
+
+def _elastic(cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
+    """A run that goes on when servers are lost: on processes of its own, whose number changes."""
+    if not is_shaped(cell):
+        return run_elastic(cell, watch)
+    with shaped(cell) as place:
+        return place.elastic(cell, watch, measured)

@@ -178,6 +178,30 @@ class TunePart:
 
 
 @dataclass(frozen=True)
+class Outage:
+    """A server is lost when a step is done, and comes back after another one (None: never)."""
+
+    server: int
+    step: int
+    back: int | None = None
+
+
+@dataclass(frozen=True)
+class ElasticPart:
+    """How a run survives the loss of ranks and servers."""
+
+    every: int
+    """Steps from one checkpoint to the next."""
+    keep: int
+    servers: int
+    """With fewer it waits."""
+    restarts: int
+    folder: str | None
+    """Of the checkpoints; None: a temporary one."""
+    outages: tuple[Outage, ...]
+
+
+@dataclass(frozen=True)
 class RunPart:
     """How the cell is run."""
 
@@ -201,6 +225,8 @@ class RunPart:
     """None: it does not."""
     fused_optimizer: bool | None = None
     """True: the task's optimizer takes its steps through `fuse`; None: as it is."""
+    elastic: ElasticPart | None = None
+    """None: it ends with the first rank that is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,8 @@ class TaskFacts:
     """Whether its parameters belong to layers, whose time can be emulated or simulated."""
     epoch: int = 0
     """Samples per epoch in the published runs; 0: those of the task's own data."""
+    elastic: bool = False
+    """Whether it can begin in mid-epoch (`Task.resumed`), unless its batches differ in work."""
 
     group: ClassVar[str] = "task"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -81,7 +82,7 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> Cell:
             cluster=cluster,
             network=network,
             compute=_compute(choices["compute"], given["compute"]) if given["mode"] != "measure" else None,
-            run=_run(given["run"], given["tune"], transport.backend),
+            run=_run(given["run"], given["tune"], given["elastic"], transport.backend),
         )
         facts.algorithm(cell.algo), facts.task(cell.task)
     except ValueError as error:
@@ -100,12 +101,25 @@ def _compute(name: str, given: dict[str, Any]) -> ComputePart:
     return plain.load(ComputePart, {"name": name, **given, "memory_bandwidth": bandwidth}, "compute")
 
 
-def _run(given: dict[str, Any], tune: dict[str, Any], backend: str) -> RunPart:
+def _run(given: dict[str, Any], tune: dict[str, Any], elastic: dict[str, Any], backend: str) -> RunPart:
     own: dict[str, Any] = {"timeout": units.parse("run.timeout", given["timeout"], units.SECONDS)}
     own["autotune"] = tune if given["autotune"] else None
     own["fused_optimizer"] = given["fused_optimizer"] or None
+    own["elastic"] = (
+        {**elastic, "outages": [_outage(text) for text in elastic["outages"]]} if given["elastic"] else None
+    )
     if given["bucket_size"] is not None:
         own["bucket_size"] = int(units.parse("run.bucket_size", given["bucket_size"], units.BYTES))
     if given["device"] == "auto":
         own["device"] = "cuda" if has_cuda() and backend == "nccl" else "cpu"
     return plain.load(RunPart, {**given, **own}, "run")
+
+
+_OUTAGE = re.compile(r"(\d+)@(\d+)(?:-(\d+))?")
+
+
+def _outage(text: str) -> dict[str, int | None]:
+    found = _OUTAGE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"elastic.outages={text}: expected SERVER@STEP or SERVER@STEP-STEP, as in 1@20-50")
+    return {"server": int(found[1]), "step": int(found[2]), "back": None if found[3] is None else int(found[3])}

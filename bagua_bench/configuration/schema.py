@@ -83,6 +83,7 @@ class RunKeys:
     results: str = "results"
     autotune: bool = False  # before the timed steps; undone afterwards, as the warm-up
     fused_optimizer: bool = False  # small parameters are updated many at a time
+    elastic: bool = False  # goes on from a checkpoint with the servers that are left
 
 
 @dataclass
@@ -92,7 +93,22 @@ class TuneKeys:
     max_samples: int = 30
     sample_steps: int = 5
     warmup_steps: int = 5
-    advised: int = 0  # of the settings are proposed by the simulator
+    advised: int = 0  # of the settings are proposed by the simulator, behind what the engine has
+
+
+@dataclass
+class ElasticKeys:
+    """How a run with `run.elastic` survives the loss of a rank or a server.
+
+    `outages` takes servers away: '1@20' kills server 1 when step 20 is done, '1@20-50' also brings it back at step 50.
+    """
+
+    every: int = 10  # steps from one checkpoint to the next
+    keep: int = 2  # checkpoints
+    servers: int = 1  # with fewer it waits
+    restarts: int = 3  # of one server's ranks, after failures
+    folder: Optional[str] = None  # noqa: UP045  of the checkpoints; null: a temporary one
+    outages: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -185,5 +201,6 @@ class Config:
     compute: ComputeKeys = field(default_factory=ComputeKeys)
     run: RunKeys = field(default_factory=RunKeys)
     tune: TuneKeys = field(default_factory=TuneKeys)
+    elastic: ElasticKeys = field(default_factory=ElasticKeys)
     campaign: Optional[CampaignKeys] = None  # noqa: UP045  OmegaConf reads it
     debug: Any = None

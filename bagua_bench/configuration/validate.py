@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from bagua_bench import libraries
-from bagua_bench.configuration import data_settings, facts, network_settings, physics
+from bagua_bench.configuration import data_settings, elastic_settings, facts, network_settings, physics
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.resolve import ConfigError, has_cuda
 from bagua_bench.sources.signature import arguments
@@ -30,6 +30,7 @@ def validate(cell: Cell) -> None:
         _tuning,
         _fusing,
         _batch_norm,
+        elastic_settings.problems,
         _modes,
     ):
         for message in rule(cell):
@@ -173,8 +174,11 @@ def _tuning(cell: Cell) -> Iterator[str]:
         yield f"run.autotune=true: algo={cell.algo.name} sends {declared.buckets} bucket, there is nothing to tune"
     elif find_spec("optuna") is None:
         yield "run.autotune=true: needs Optuna, which is not installed: pip install 'bagua-bench[autotune]'"
-    elif cell.run.autotune.advised > cell.run.autotune.max_samples:
-        yield f"tune.advised={cell.run.autotune.advised}: allowed: at most tune.max_samples"
+    elif 0 < cell.run.autotune.max_samples <= cell.run.autotune.advised:
+        yield (
+            f"tune.advised={cell.run.autotune.advised}: allowed: fewer than tune.max_samples, as the engine's own "
+            "setting is tried, too"
+        )
     elif cell.run.autotune.advised and cell.mode != "emulate":
         yield (
             f"tune.advised={cell.run.autotune.advised}: mode={cell.mode} does not know how long computing takes; "

@@ -70,6 +70,8 @@ def _rows(cell: Cell, record: Record) -> Iterator[tuple[str, str]]:
         yield "peak memory", f"{max(result['peak_memory']) / 1e9:.2f} GB per rank"
     if record["source"] == "simulated" or record["network"]["measured"]:
         yield "network", _network(cell, record["network"]["measured"])
+    if elastic := result.get("elastic"):
+        yield "elastic", _elastic(elastic)
     if result.get("averaging"):
         yield "averaging", _averaging(result["averaging"])
     if record["source"] == "measured":
@@ -83,6 +85,17 @@ def _sending(sending: dict[str, Any]) -> str:
     size, channels = sending["bucket_size"], sending["channels"]
     closed = "" if size is None else f", closed at {units.amount(size, _BINARY)}"
     return f"{sending['buckets']}{closed}; {channels} channel{'s' * (channels > 1)}"
+
+
+def _elastic(found: dict[str, Any]) -> str:
+    """The lives of the run, and what ended each."""
+    first = found["lives"][0]
+    lines = [f"steps {first['first']} to {first['last']} on {first['ranks']} ranks"]
+    for event, life in zip(found["interruptions"], found["lives"][1:], strict=True):
+        again = f"{event['repeated']} steps again, the next one after {units.duration(event['seconds'])}"
+        lines.append(f"{event['event']}: {again}")
+        lines.append(f"steps {life['first']} to {life['last']} on {life['ranks']} ranks")
+    return "\n".join(lines)
 
 
 def _learning(result: dict[str, Any]) -> str:

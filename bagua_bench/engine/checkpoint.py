@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 _METADATA = ".metadata"  # of torch.distributed.checkpoint; it is written last
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether a folder holds a whole checkpoint."""
+    return (folder / _METADATA).exists()
+
+
 def save(engine: Saved, folder: Path, extra: Mapping[str, Any] | None) -> None:
     """Write model, optimizer, algorithm and `extra` of every rank; collective. ValueError if one is there already."""
     from torch.distributed.checkpoint.state_dict_saver import save as write  # imports much
 
-    if (folder / _METADATA).exists():
+    if is_complete(folder):
         raise ValueError(f"folder={folder}: holds a checkpoint already; give each one a folder of its own")
     own = {
         "model": engine.model.state_dict(),
@@ -46,7 +51,7 @@ def load(engine: Saved, folder: Path) -> dict[str, Any]:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as read
 
-    if not (folder / _METADATA).exists():
+    if not is_complete(folder):
         raise ValueError(f"folder={folder}: holds no complete checkpoint")
     known = FileSystemReader(folder).read_metadata().state_dict_metadata
     ranks = sum(1 for key in known if "." not in key)

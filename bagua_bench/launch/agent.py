@@ -1,7 +1,8 @@
 """A torchrun agent that also writes to a file which rank failed, and why.
 
 `python -m bagua_bench.launch.agent PARENT FILE [torchrun arguments]` writes failures to FILE. The agent ends with the
-process PARENT. Workers get the agent's id as their last argument and end with the agent.
+process PARENT. Workers get the agent's id as their last argument and end with the agent. With the variable GATE, a
+folder, the agent says there that it is ready, and begins once it is open.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import signal
 import sys
 from pathlib import Path
 
+from bagua_bench.processes import gate
 from bagua_bench.processes.interrupts import ENDING
 from bagua_bench.processes.lifetime import die_with_parent
+
+GATE = "BAGUA_BENCH_GATE"
 
 
 def main() -> int:
@@ -23,6 +27,8 @@ def main() -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # importing it takes seconds
     from torch.distributed.run import parse_args, run
 
+    if folder := os.environ.get(GATE):
+        gate.pass_through(Path(folder))
     try:
         run(parse_args([*sys.argv[3:], str(os.getpid())]))
     except ChildFailedError as error:

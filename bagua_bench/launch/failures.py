@@ -15,12 +15,13 @@ class RunFailed(Exception):
         self.reason, self.log = reason, log
 
 
-def first_failure(folder: Path, ranks_per_agent: int) -> str:
+def first_failure(folder: Path, ranks_per_agent: int, since: float = 0.0) -> str:
     """One line on the root cause, from what the torchrun agents left in the run's folder.
 
     A rank that was killed, or failed on its own, comes before ranks that lost a peer. Otherwise the earliest counts.
+    since: seconds of the epoch before which failures do not count.
     """
-    causes = [*_killed(folder), *_raised(folder, ranks_per_agent)]
+    causes = [cause for cause in (*_killed(folder), *_raised(folder, ranks_per_agent)) if cause[1] >= since]
     if not causes:
         return "the workers ended without a result"
     return min(causes)[2]

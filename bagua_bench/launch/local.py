@@ -70,13 +70,9 @@ class Workers:
             if failed_at is not None and time.monotonic() - failed_at > _GRACE:
                 return
             time.sleep(_POLL)
-            if progress.exists():
-                with progress.open() as stream:
-                    stream.seek(seen)
-                    complete = stream.read().rpartition("\n")[0]
-                seen += len(complete.encode()) + bool(complete)
-                for line in complete.splitlines():
-                    watch(json.loads(line))
+            lines, seen = collected(progress, seen)
+            for line in lines:
+                watch(json.loads(line))
             if failed_at is None and self._failed():
                 failed_at = time.monotonic()
 
@@ -86,6 +82,16 @@ class Workers:
         if len(paths) == 1:
             return paths[0].read_text()
         return "".join(f"--- server {number}\n{path.read_text()}" for number, path in enumerate(paths))
+
+
+def collected(progress: Path, seen: int) -> tuple[list[str], int]:
+    """The complete lines of a file from byte `seen` on, and where they end."""
+    if not progress.exists():
+        return [], seen
+    with progress.open() as stream:
+        stream.seek(seen)
+        complete = stream.read().rpartition("\n")[0]
+    return complete.splitlines(), seen + len(complete.encode()) + bool(complete)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bagua_bench.network.commands import PATH
@@ -36,21 +36,41 @@ def start(agents: list[Agent], hosts: Sequence[Host], ranks: int, folder: Path) 
     The agent of server k prints to FOLDER/agent-k.log.
     """
     for server, host in enumerate(hosts):
-        rendezvous = _rendezvous(hosts, server)
-        agent = ["bagua_bench.launch.agent", str(os.getpid()), str(folder / f"failures-{server}.json")]
-        files = [f"--log-dir={folder / 'logs' / str(server)}", f"--nproc-per-node={ranks}"]
-        worker = ["-m", "bagua_bench.worker.rank", str(folder)]
-        with (folder / f"agent-{server}.log").open("w") as log, deferred():
-            agents.append(
-                subprocess.Popen(
-                    [*host.prefix, sys.executable, "-m", *agent, *rendezvous, *files, *worker],
-                    env=_environment(host, len(hosts) * ranks),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
+        with deferred():
+            agents.append(start_one(host, server, _rendezvous(hosts, server), ranks, len(hosts) * ranks, folder))
+
+
+def start_one(
+    host: Host,
+    server: int,
+    rendezvous: Sequence[str],
+    ranks: int,
+    world: int,
+    folder: Path,
+    more: Mapping[str, str] | None = None,
+) -> Agent:
+    """Start the agent of one server with `ranks` of `world` workers; `rendezvous` tells it where agents meet.
+
+    more: variables of the environment. The caller defers interrupts until it can end the agent.
+    """
+    agent = ["bagua_bench.launch.agent", str(os.getpid()), str(folder / f"failures-{server}.json")]
+    files = [f"--log-dir={folder / 'logs' / str(server)}", f"--nproc-per-node={ranks}"]
+    worker = ["-m", "bagua_bench.worker.rank", str(folder)]
+    arguments = ["-m", *agent, *rendezvous, *files, *worker]
+    return start_python(host, arguments, folder / f"agent-{server}.log", {**environment(host, world), **(more or {})})
+
+
+def start_python(host: Host, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Agent:
+    """Start Python on a host, in a session of its own; what it prints is added to `log`."""
+    with log.open("a") as stream:
+        return subprocess.Popen(
+            [*host.prefix, sys.executable, *arguments],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def _rendezvous(hosts: Sequence[Host], server: int) -> list[str]:
@@ -61,7 +81,8 @@ def _rendezvous(hosts: Sequence[Host], server: int) -> list[str]:
     return [f"--nnodes={len(hosts)}", f"--node-rank={server}", f"--local-addr={hosts[server].address}", *master]
 
 
-def _environment(host: Host, ranks: int) -> dict[str, str]:
+def environment(host: Host, ranks: int) -> dict[str, str]:
+    """Variables for the processes of a host, where `ranks` share this machine."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     home = str(Path(__file__).resolve().parents[2])
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]

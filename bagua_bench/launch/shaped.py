@@ -9,6 +9,7 @@ from typing import Any
 
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import shape_of
+from bagua_bench.launch.elastic import run_elastic
 from bagua_bench.launch.failures import RunFailed
 from bagua_bench.launch.local import Watch, Workers, workers
 from bagua_bench.network import star, survey, traffic
@@ -43,11 +44,20 @@ class Shaped:
         RunFailed if the network cannot be measured, or for the reasons of `Workers.run`.
         """
         try:
-            return self._run(cell, watch, measured)
+            return self._run(cell, watch, measured, self._train)
         except (NetworkError, OSError) as error:
             raise RunFailed(f"network: {error}") from error
 
-    def _run(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
+    def elastic(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
+        """The same of a cell that goes on when servers are lost, whose processes begin and end with it."""
+        try:
+            return self._run(cell, watch, measured, self._go_on)
+        except (NetworkError, OSError) as error:
+            raise RunFailed(f"network: {error}") from error
+
+    def _run(
+        self, cell: Cell, watch: Watch, measured: dict[str, Any], train: Callable[[Cell, Watch], Result]
+    ) -> Result:
         network = self._network
         measured |= survey.describe(network)
         if first := self._last is None:
@@ -55,9 +65,10 @@ class Shaped:
         self._note("before", measured)
         drops = network.backend.drops()
         watch({"phase": "starting"})
-        result = self._train(cell, watch)
+        result = train(cell, watch)
         measured["traffic"] = traffic.compare(result.ranks, cell.cluster.ranks_per_server)
-        measured["flags"] += traffic.flags(measured["traffic"])
+        if cell.run.elastic is None:  # checkpoints are not counted
+            measured["flags"] += traffic.flags(measured["traffic"])
         measured["drops"] = network.backend.drops() - drops
         if measured["drops"] and not any(link.loss for link in network.shape.links):
             measured["flags"].append(f"{measured['drops']} packets were dropped by a full queue")
@@ -77,6 +88,9 @@ class Shaped:
             except NetworkError as error:  # the ranks lost each other because the network ended
                 raise RunFailed(f"network: {error}", failure.log) from failure
             raise
+
+    def _go_on(self, cell: Cell, watch: Watch) -> Result:
+        return run_elastic(cell, watch, self._network.hosts)
 
     def _survey(self, watch: Watch) -> None:
         watch({"phase": "probing the network"})

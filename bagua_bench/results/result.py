@@ -75,6 +75,37 @@ class Study:
 
 
 @dataclass(frozen=True)
+class Life:
+    """The steps of an elastic run from one start of its processes to the next."""
+
+    ranks: int
+    first: int
+    last: int
+    """`first` - 1 if no step was taken."""
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """What an elastic run survived."""
+
+    event: str
+    step: int
+    """The last one before it."""
+    repeated: int
+    """Steps that were taken again, from the checkpoint on."""
+    seconds: float
+    """Until the next step was done; where a rank failed by itself, since the last one was."""
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """How an elastic run went."""
+
+    lives: tuple[Life, ...]
+    interruptions: tuple[Interruption, ...]
+
+
+@dataclass(frozen=True)
 class RankResult:
     """What one rank measured in the timed steps; in a simulation an entry stands for several ranks."""
 
@@ -173,6 +204,8 @@ class Result:
     """None without autotuning."""
     imbalance: float | None = None
     """The largest over the mean work of the ranks in a step, mean over the timed steps; None: all batches are alike."""
+    elastic: Elastic | None = None
+    """None of a run that ends with the first rank that is lost."""
 
     def slowed(self, factor: float) -> Result:
         """The result of the original from that of a scale model which was so many times quicker."""

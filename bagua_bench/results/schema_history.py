@@ -25,6 +25,7 @@ HISTORY = {
     7: "`config.network.software_delay`: whether software adds the latency; in older versions it did in every "
     "simulation with latency of a cluster with `shaped`; `config.run.fused_optimizer`, missing where it is off; "
     "`config.task.sync_bn` of ResNet-50",
+    8: "`config.run.elastic` and `result.elastic`: what an elastic run survived, missing in all others",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -104,6 +105,10 @@ def _from_6(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "config": config, "cell": identity(config)} if late else {**record, "config": config}
 
 
+def _from_7(record: dict[str, Any]) -> dict[str, Any]:
+    return record
+
+
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: _from_1,
     2: _from_2,
@@ -111,5 +116,6 @@ _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     4: _from_4,
     5: _from_5,
     6: _from_6,
+    7: _from_7,
 }
 """For each version, the migration to the next."""

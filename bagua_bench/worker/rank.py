@@ -35,7 +35,7 @@ from bagua_bench.processes import mailbox
 from bagua_bench.processes.lifetime import die_with_parent
 from bagua_bench.results.result import NOT_CHECKED, Interface, RankResult, Result, Sending, with_traffic
 from bagua_bench.transport import environment
-from bagua_bench.worker import meeting, memory
+from bagua_bench.worker import elastic, meeting, memory
 from bagua_bench.worker.build import make_trainer
 from bagua_bench.worker.checks import check_replicas
 from bagua_bench.worker.loop import Loop
@@ -89,10 +89,15 @@ def _measure(
     slowness = cell.cluster.slow_ranks.get(str(rank), 1.0) if learns else 1.0  # the emulation has its own
     declared = facts.algorithm(cell.algo)
     report = progress.stepper(samples / cell.haste, {"untimed": run.untimed, "timed": declared.whole(run.steps)})
+    if run.elastic is not None:
+        report = elastic.reporter(progress, trainer, run, samples)
     loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision)
-    warmup_steps = _warm_up(run, task, trainer, loop, learns) if run.warmup or run.autotune else 0
-    torch.manual_seed(run.seed + 1 + rank)  # dropout differs between ranks
-    own = _timed(run, declared, trainer, loop, task.batches(rank, size, run.seed), device)
+    if run.elastic is not None:
+        warmup_steps, own = 0, elastic.go_on(run, task, trainer, loop, device, progress)
+    else:
+        warmup_steps = _warm_up(run, task, trainer, loop, learns) if run.warmup or run.autotune else 0
+        torch.manual_seed(run.seed + 1 + rank)  # dropout differs between ranks
+        own = _timed(run, declared, trainer, loop, task.batches(rank, size, run.seed), device)
     streams = environment.streams(cell.transport) or comm.streams()
     with trainer.paused():
         progress.say("checking")
@@ -106,7 +111,7 @@ def _measure(
         averaging = min((one.averaging for one in ranks if one.averaging), key=lambda found: found.rounds)
     return Result(
         ranks=ranks,
-        checks=with_traffic(checks, ranks, size, averaging, declared.rounds),
+        checks=with_traffic(checks, ranks, size, averaging, 0 if run.elastic else declared.rounds),
         averaging=averaging,
         samples_per_step=samples,
         samples_per_epoch=task.samples_per_epoch,

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from bagua_bench.configuration import facts
 from bagua_bench.configuration.components import build
 from tasks.base import Task
+from tasks.loading.elastic import Position
 from tests.catalogue import options, resolved, subclasses
 
 TASKS = options("task")
@@ -46,6 +48,23 @@ def test_batches_have_the_batch_size_and_depend_on_arguments_alone(name: str) ->
         assert all(len(part) == task(name).batch for part in batch)
         assert all(torch.equal(a, b) for a, b in zip(batch, same, strict=True))
         assert not torch.equal(batch[0], different[0])
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if facts.task(resolved(f"task={name}").task).elastic])
+def test_what_is_declared_elastic_begins_where_it_is_told(name: str) -> None:
+    """A data set goes on where it was; of a stream come batches that did not come before; Quadratic's are all alike."""
+    made, size = task(name), 2
+    before = list(islice(made.batches(1, size, 7), 4))
+    begin = Position(0, 2 * size * made.batch)
+    after = list(islice(made.resumed(1, size, 7, begin), 2))
+    again = list(islice(made.resumed(1, size, 7, begin), 2))
+    for batch, same in zip(after, again, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(batch, same, strict=True))
+    if made.synthetic and name != "quadratic":
+        assert not any(torch.equal(new[0], old[0]) for new in after for old in before)
+    else:
+        for batch, same in zip(after, before[2:], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(batch, same, strict=True))
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -272,7 +272,7 @@ def test_an_engine_with_nothing_to_tune_says_so(size: int, algorithm: Algorithm)
         (["algo=decentralized"], "there is nothing to tune"),
         (["algo=ddp"], "belongs to Bagua's engine"),
         (["algo=bytegrad", "tune.max_samples=0"], "tune.max_samples=0: must be at least 1"),
-        (["algo=bytegrad", "tune.advised=31"], "tune.advised=31: allowed: at most tune.max_samples"),
+        (["algo=bytegrad", "tune.advised=30"], "tune.advised=30: allowed: fewer than tune.max_samples"),
         (["algo=bytegrad", "tune.advised=3"], "does not know how long computing takes"),
         (["algo=bytegrad", "transport.chunk=1MiB"], "transport.chunk=1048576: allowed: 16384 to 67108864 bytes with"),
         (["algo=bytegrad", "transport=bagua_net", "transport.chunk=1KiB"], "transport.chunk=1024: allowed: 16384 to"),
@@ -292,13 +292,35 @@ def test_the_simulator_s_proposals_are_what_it_finds_fastest() -> None:
     )
     validate(cell)
     chosen = proposed(cell)
-    assert chosen.run.autotune is not None and len(chosen.run.autotune.first) == 2
+    assert chosen.run.autotune is not None
+    own, *found = chosen.run.autotune.first
+    assert own == {} and len(found) == 2, "the engine's own setting goes first"
     assert proposed(resolved("mode=emulate", "task=vgg16", "run.autotune=true")).run.autotune is not None
 
     def seconds(size: int, channels: int) -> float:
         run = replace(cell.run, bucket_size=size, channels=channels, autotune=None, steps=2, untimed=1)
         return float(simulate(replace(cell, mode="simulate", run=run)).ranks[0].seconds[-1]["step"])
 
-    best, second = (seconds(2 ** one["bucket_size_2p"], one["channels"]) for one in chosen.run.autotune.first)
+    best, second = (seconds(2 ** one["bucket_size_2p"], one["channels"]) for one in found)
     others = [seconds(2**size, channels) for size in (20, 24, 28) for channels in (1, 2, 4)]
     assert best <= second <= 1.01 * min(others)
+
+
+def test_an_empty_setting_is_the_engines_own() -> None:
+    study = run("threads", 2, among, [{}, {"bucket_size_2p": 12}], {"bucket_size": 2**14, "channels": 3})[0]
+    assert [trial.values for trial in study.trials] == [
+        {"bucket_size_2p": 14, "channels": 3},
+        {"bucket_size_2p": 12, "channels": 3},
+    ]
+
+
+def among(comm: CountedComm, first: list[dict[str, int]], options: dict[str, int]) -> Study:
+    """Tunes over these settings."""
+    model, asked = layers(), Autotune(max_samples=len(first), sample_steps=1, warmup_steps=1, first=first)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with Engine(model, optimizer, GradientAllReduce(), comm, autotune=asked, **options) as engine:
+        while engine.tuning:
+            model(torch.ones(4, 32)).square().mean().backward()
+            engine.step()
+        assert engine.study is not None
+        return engine.study

@@ -15,6 +15,7 @@ from bagua_bench.figures import (
     balance,
     channels,
     defaults,
+    elastic,
     learning,
     one_channel,
     regret,
@@ -310,3 +311,34 @@ def test_autotuning_is_drawn_beside_the_sweep_and_the_published_curve() -> None:
         autotune.draw(rows, axes)
         assert axes.get_legend() is not None
         plt.close(figure)
+
+
+def test_losses_of_elastic_runs_go_on_through_what_interrupts_them() -> None:
+    from matplotlib import pyplot as plt
+
+    lives = [{"ranks": 3, "first": 1, "last": 14}, {"ranks": 2, "first": 11, "last": 30}]
+    lost = {"event": "server 1 is lost", "step": 14, "repeated": 4}
+    found = []
+    for outages in ([], [{"server": 1, "step": 12, "back": None}]):
+        for round_, seconds in enumerate((8.0, 10.0)):
+            record = json.loads(json.dumps(records.complete(new(round_), RESULT)))
+            record["config"]["run"]["elastic"] = {
+                "every": 10, "keep": 2, "servers": 1, "restarts": 3, "folder": None, "outages": outages,
+            }  # fmt: skip
+            record["result"]["losses"] = [2.0] * 10 + [1.0 + round_] * 10 + [0.5] * 10
+            interrupted = [{**lost, "seconds": seconds}] if outages else []
+            record["result"]["elastic"] = {"lives": lives[: 1 + len(interrupted)], "interruptions": interrupted}
+            found.append(record)
+    data = elastic.table(found)
+    assert list(data["outages"]) == ["none"] * 3 + ["1@12"] * 3 and list(data["loss"]) == [2, 1.5, 0.5] * 2
+    assert list(data["event"]) == ["", "", "", "", "server 1 is lost", ""]
+    row = data.iloc[4]
+    assert (row["seconds"], row["seconds_least"], row["seconds_most"]) == (9, 8, 10)
+    assert (row["repeated_most"], row["ranks"], row["step"]) == (4, 2, 20)
+    figure, axes = plt.subplots()
+    elastic.draw(data, axes)
+    assert [text.get_text() for text in axes.texts] == ["9 s"]
+    plt.close(figure)
+    del found[0]["result"]["elastic"]
+    with pytest.raises(ValueError, match=r"run\.elastic=true"):
+        elastic.table(found)

@@ -1,0 +1,81 @@
+"""The steps of an elastic run on one rank: from the newest checkpoint to the last step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bagua_bench.configuration.cell import RunPart
+from bagua_bench.elastic.checkpoints import Checkpoints
+from bagua_bench.elastic.diary import BEGINS, TRAINS
+from bagua_bench.engine.saved import Saved
+from bagua_bench.engine.trainer import Trainer
+from bagua_bench.network import counters
+from bagua_bench.results.result import Interface, RankResult
+from bagua_bench.worker import memory
+from bagua_bench.worker.loop import Loop
+from bagua_bench.worker.progress import Progress
+from tasks.base import Task
+from tasks.loading.elastic import Position
+
+_STRIDE = 1_000_003  # between the seeds of two steps, so that ranks of a new world repeat nobody's random numbers
+
+
+def reporter(progress: Progress, trainer: Trainer, run: RunPart, samples: float) -> Callable[..., None]:
+    """What a `Loop` calls after every step of `samples` samples."""
+
+    def report(phase: str, step: int, loss: float, seconds: float) -> None:
+        done, rate = _engine(trainer).steps, samples / seconds
+        progress.say(TRAINS, step=done, steps=run.untimed + run.steps, loss=loss, rate=rate, at=time.monotonic())
+
+    return report
+
+
+def go_on(
+    run: RunPart, task: Task, trainer: Trainer, loop: Loop, device: torch.device, progress: Progress
+) -> RankResult:
+    """Take the steps that are left; this rank's measurements of the timed ones among them, and the losses of all."""
+    asked, engine, rank, size = run.elastic, _engine(trainer), dist.get_rank(), dist.get_world_size()
+    assert asked is not None and asked.folder is not None
+    checkpoints = Checkpoints(asked.folder, asked.every, asked.keep)
+    torch.manual_seed(run.seed + 1 + rank)  # dropout differs between ranks
+    kept: dict[str, Any] = checkpoints.restore(engine) or {"losses": [], "position": {}, "ranks": size}
+    if kept["ranks"] != size:
+        torch.manual_seed(run.seed + 1 + rank + _STRIDE * engine.steps)
+    progress.say(BEGINS, ranks=size, after=engine.steps)
+    position, losses, seconds = Position(**kept["position"]), list(kept["losses"]), list[dict[str, float]]()
+    batches = task.resumed(rank, size, run.seed, position)
+    memory.reset_peak(device)
+    if engine.rounds is not None:
+        engine.rounds.reset()
+    sent, on_wire, timed = trainer.sent(), counters.sent(), False
+    while engine.steps < run.untimed + run.steps:
+        if engine.steps >= run.untimed and not timed:
+            sent, on_wire, timed = trainer.sent(), counters.sent(), True
+        spent, lost = loop.take(batches, 1, TRAINS)
+        seconds += spent if timed else []
+        losses += lost
+        for _ in range(run.accumulate):
+            position = position.after(size * task.batch, task.samples_per_epoch)
+        if checkpoints.due(engine) and engine.steps < run.untimed + run.steps:
+            checkpoints.save(engine, {"losses": losses, "position": asdict(position), "ranks": size})
+    dist.barrier()
+    return RankResult(
+        seconds=tuple(seconds),
+        losses=tuple(losses),
+        sent={key: value - sent[key] for key, value in trainer.sent().items()},
+        metrics={},
+        averaging=None if engine.rounds is None else engine.rounds.summary(),
+        peak_memory=memory.peak(device),
+        interface=Interface(**{key: value - on_wire[key] for key, value in counters.sent().items()}),
+    )
+
+
+def _engine(trainer: Trainer) -> Saved:
+    assert isinstance(trainer, Saved), "no peer"
+    return trainer

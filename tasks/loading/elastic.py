@@ -1,0 +1,78 @@
+"""A sampler that begins in mid-epoch, with as many ranks as there are now (elastic training)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset, Sampler
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far training has come in its data: the first `seen` samples of `epoch`'s order, by all ranks together."""
+
+    epoch: int = 0
+    seen: int = 0
+
+    def after(self, number: int, total: int) -> Position:
+        """After `number` more samples, all of one epoch of `total`: of the next one if fewer are left of this."""
+        if number > total:
+            raise ValueError(f"number={number}: an epoch has {total} samples")
+        here = self if total - self.seen >= number else Position(self.epoch + 1)
+        return Position(here.epoch, here.seen + number)
+
+
+class ElasticSampler(Sampler[int]):
+    """Like `DistributedSampler` with `drop_last`, but an epoch can be continued by another number of ranks.
+
+    The order of an epoch depends on seed and epoch alone. `set_epoch(epoch, seen)` leaves out its first `seen` samples
+    and deals the others out in turn, so that the k-th batches of all ranks are always the next ones of the order: no
+    sample is left out and none comes twice. What cannot be dealt out evenly at the end of the epoch is left out, as
+    with `drop_last`; a `DataLoader` with `drop_last=True` leaves out what does not fill a batch on every rank.
+
+    dataset: has a length. num_replicas, rank: of the default process group if left out.
+    Raises ValueError, one line, for an argument that does not fit.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
+        self.rank = dist.get_rank() if rank is None else rank
+        if self.num_replicas < 1:
+            raise ValueError(f"num_replicas={num_replicas}: must be at least 1")
+        if not 0 <= self.rank < self.num_replicas:
+            raise ValueError(f"rank={rank}: allowed: 0 to {self.num_replicas - 1}")
+        self.shuffle, self.seed = shuffle, seed
+        self._total: int = len(dataset)  # type: ignore[arg-type]
+        self._begin = Position()
+
+    def __len__(self) -> int:
+        """Samples of this rank in the rest of the epoch."""
+        return (self._total - self._begin.seen) // self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        rest = self._order()[self._begin.seen :]
+        return iter(rest[self.rank :: self.num_replicas][: len(self)])
+
+    def set_epoch(self, epoch: int, seen: int = 0) -> None:
+        """Choose the epoch, and how many of its samples all ranks together have had; the same on all ranks."""
+        if not 0 <= seen <= self._total:
+            raise ValueError(f"seen={seen}: allowed: 0 to {self._total}")
+        self._begin = Position(epoch, seen)
+
+    def _order(self) -> list[int]:
+        if not self.shuffle:
+            return list(range(self._total))
+        generator = torch.Generator().manual_seed(self.seed + self._begin.epoch)
+        order: list[int] = torch.randperm(self._total, generator=generator).tolist()
+        return order
