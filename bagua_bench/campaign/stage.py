@@ -9,7 +9,7 @@ from typing import Any
 from bagua_bench.advise.proposals import proposed
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import is_shaped, shape_of
-from bagua_bench.launch import joined
+from bagua_bench.launch import crew, joined
 from bagua_bench.launch.local import Watch, workers
 from bagua_bench.launch.shaped import Shaped, shaped
 from bagua_bench.machine.scale import scale_model
@@ -28,8 +28,8 @@ class Stage:
         self._open = ExitStack()
         self._shared: tuple[tuple[object, ...], Shaped] | None = None
 
-    def run(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result | None:
-        """Run a cell; the result on the rank that records, None on others.
+    def run(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
+        """Run a cell, and return its result.
 
         `measured` receives the measurements of an emulated network. RunFailed if the run fails, or its network cannot
         be built.
@@ -40,7 +40,7 @@ class Stage:
             return simulate(cell)
         cell = scale_model(proposed(cell))
         if joined.is_joined():
-            return joined.run_joined(cell)
+            return crew.lead(cell, watch)
         if not is_shaped(cell):
             self._end()
             with workers(cell.cluster.ranks) as processes:
