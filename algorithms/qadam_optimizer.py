@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,11 @@ class QAdamOptimizer(Adam):
     updates m and v as well, or step W - 1 is the last that does ("warmup_minus_one"); weight decay acts in "both"
     stages or in "warmup" only.
     """
+
+    elementwise: ClassVar[bool] = True
+    """Each element is updated by itself, so that parameters may be updated as one."""
+    pins_state: ClassVar[bool] = True
+    """The moments of a bucket have to stay where they lie."""
 
     def __init__(
         self,

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bagua_bench.engine.engine import Engine
+    from bagua_bench.fused.optimizer import fuse
+    from bagua_bench.layers.batch_norm import synchronize_batch_norms
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "fuse", "synchronize_batch_norms"]
+
+_MODULES = {
+    "Engine": "engine.engine",
+    "fuse": "fused.optimizer",
+    "synchronize_batch_norms": "layers.batch_norm",
+}
 
 _HOME = Path(__file__).resolve().parents[1]
 
@@ -24,7 +32,7 @@ for _name in ("algorithms", "tasks"):
 
 
 def __getattr__(name: str) -> Any:
-    """`Engine` on demand: importing the package does not import torch."""
-    if name == "Engine":
-        return import_module("bagua_bench.engine.engine").Engine
+    """What `__all__` names, on demand: importing the package does not import torch."""
+    if name in _MODULES:
+        return getattr(import_module(f"bagua_bench.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,6 +24,8 @@ class Task(ABC):
     synthetic: bool
     """Whether the data is generated."""
     samples_per_epoch: int
+    sync_bn: bool = False
+    """Whether batch norms take their statistics over the batches of all ranks."""
 
     @abstractmethod
     def model(self) -> nn.Module:

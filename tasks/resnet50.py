@@ -24,8 +24,10 @@ class ResNet50(ImageTask):
         weight_decay: float = 1e-4,
         workers: int = 0,
         cache: str | None = None,
+        sync_bn: bool = False,
     ) -> None:
         super().__init__(data, batch, image, lr, momentum, weight_decay, workers, cache)
+        self.sync_bn = sync_bn
         self._tiny = scale == "tiny"
 
     def model(self) -> nn.Module:

@@ -42,6 +42,16 @@ def runnable() -> list[str]:
     return [name for name in options("algo") if "measure" in declared(name).modes]
 
 
+def simulable() -> list[str]:
+    """Algorithms and peers whose schedule the simulator knows."""
+    return [name for name in options("algo") if "simulate" in declared(name).modes]
+
+
+def peers() -> list[str]:
+    """Systems of their own that can be run."""
+    return [name for name in runnable() if declared(name).peer]
+
+
 def algorithms() -> list[str]:
     """Algorithms that the engine runs."""
     return [name for name in options("algo") if not declared(name).peer]

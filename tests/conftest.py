@@ -1,7 +1,10 @@
 """Shared by all tests."""
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 from typing import Any
 
@@ -27,6 +30,10 @@ if not torch.cuda.is_available():  # before Triton is imported and decides wheth
 settings.register_profile("suite", derandomize=True)
 settings.register_profile("nightly", max_examples=2000, derandomize=False, print_blob=True)
 settings.load_profile("suite")
+
+# What the suite keeps for a user between runs does not outlive the tests, and none depends on what was there before.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="bagua-bench-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # As a background job of a shell, the tests ignore SIGINT and would pass that on to their child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,14 +7,13 @@ Ranks algorithm x transport x bucket size x channels by the simulated time of a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from bagua_bench.advise import ranking, words
-from bagua_bench.configuration import facts
+from bagua_bench.advise.candidates import Candidates, available, candidates
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.compose import compose_cell
 from bagua_bench.configuration.conf_folder import FOLDER
@@ -23,7 +22,6 @@ from bagua_bench.configuration.resolve import ConfigError, register
 from bagua_bench.configuration.validate import validate
 from bagua_bench.simulate.cluster import cluster_of
 
-_STEPS = ("mode=simulate", "run.steps=2", "run.untimed=1")
 _OWN = {
     "algo": "advise compares all algorithms",
     "campaign": "advise runs no campaign",
@@ -58,21 +56,25 @@ The table:
 {legend}"""
 
 
-def ranked(arguments: list[str]) -> tuple[list[Cell], Cell]:
+def compared(arguments: list[str]) -> tuple[Candidates, Cell]:
     """The cells to compare, and the one they vary. ConfigError for a combination that cannot be run."""
     for text in arguments:
         _refuse(text)
     register()
     with initialize_config_dir(str(FOLDER), version_base=None):
-        base = compose_cell([*_STEPS, *arguments])
+        base = compose_cell(["mode=simulate", *arguments])
         if base.mode != "simulate":
             raise ConfigError(f"mode={base.mode}: advice is simulated; allowed: simulate")
         validate(base)
         _check_physics(base)
-        known = ranking.options(base.cluster, base.transport.name)
-        transports = [name for name in known if name in ranking.available("transport")]
-        cells = [cell for name in transports for cell in _cells([*_STEPS, *arguments, f"transport={name}"])]
-    return cells, base
+        others = [name for name in base.cluster.transports if name in available("transport")]
+        names = [name for name in sorted(others) if name != base.transport.name]
+        transports = [compose_cell(["mode=simulate", *arguments, f"transport={name}"]).transport for name in names]
+    if base.cluster.ranks == 1:
+        raise ConfigError(
+            "cluster.servers=1 x cluster.ranks_per_server=1: one rank has nobody to talk to; allowed: 2 or more"
+        )
+    return candidates(base, [base.transport, *transports]), base
 
 
 def _check_physics(cell: Cell) -> None:
@@ -90,24 +92,8 @@ def _refuse(text: str) -> None:
             raise ConfigError(f"{text}: {reason}; leave it out")
 
 
-def _cells(arguments: list[str]) -> Iterator[Cell]:
-    """Every algorithm that can be run with these arguments, in the variants worth comparing."""
-    for algo in ranking.available("algo"):
-        first = compose_cell([*arguments, f"algo={algo}"])
-        declared = facts.algorithm(first.algo)
-        if "measure" not in declared.modes or not declared.advised:
-            continue  # not to be recommended
-        for variant in ranking.variants(first):
-            cell = compose_cell([*arguments, f"algo={algo}", *variant])
-            try:
-                validate(cell)
-            except ConfigError:
-                continue  # not valid on this many ranks
-            yield cell
-
-
 def _help() -> str:
-    groups = {group: ", ".join(ranking.available(group)) for group in ("task", "compute", "cluster", "transport")}
+    groups = {group: ", ".join(available(group)) for group in ("task", "compute", "cluster", "transport")}
     return _HELP.format(doc=__doc__, legend=words.LEGEND, **groups)
 
 
@@ -118,14 +104,14 @@ def main() -> int:
         print(_help())
         return 0
     try:
-        cells, base = ranked(arguments)
+        found, base = compared(arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     except (HydraException, OmegaConfBaseException) as error:
         print(explain(error, arguments), file=sys.stderr)
         return 2
-    print(words.report(ranking.advise(cells), base))
+    print(words.report(ranking.advise(found.cells, workers=0), base, found.refused))
     return 0
 
 

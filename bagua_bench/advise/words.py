@@ -1,119 +1,106 @@
-"""Advice as text: what was assumed, a table per kind of algorithm, and what the tables do not show."""
+"""Advice as text: what was assumed, the answer, a table per kind of algorithm, and what the tables do not show."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from bagua_bench.advise.ranking import available
-from bagua_bench.configuration import facts, network_settings
+from bagua_bench.advise import intervals, reasons
+from bagua_bench.advise.assumptions import assumptions, transports
+from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.configuration.units import RATES, amount, duration
-from bagua_bench.machine.compute import compute_of
-from bagua_bench.machine.lookup import layers_of
-from bagua_bench.simulate.cluster import cluster_of
+from bagua_bench.configuration.units import BYTES, duration, durations, text
+from bagua_bench.configuration.variants import algorithm_part
 
 LEGEND = """\
 algorithm  a name for algo=
 between    what the algorithm connects: all ranks, or one rank of every server after a sum inside the server
 transport  a name for transport=
-bucket     the best of the bucket sizes tried (run.bucket_size=); DDP has its own, and some algorithms use one bucket
+bucket     the best of the bucket sizes tried (run.bucket_size=, DDP's algo.bucket_cap_mb=); some use one bucket
 channels   the best number of buckets under way at a time (run.channels=)
 step       simulated time of a step, mean over a training, with the warm-up that an algorithm needs
 epoch      simulated time for all samples of the task
-x DDP      throughput over that of DDP, PyTorch's default
+x DDP      throughput over that of DDP, PyTorch's default, with the best of its bucket sizes
 why        the bottleneck. "bandwidth-bound: 82% of 95% waiting" means that 95 % of a step's time is waiting, and
-           an ideal bandwidth would save 82 %"""
+           an ideal bandwidth would save 82 %; "window-bound": TCP windows are most of what latency costs"""
 
 _SAME = "learning what DDP learns"
-_OTHER = "changing what is learned: compare accuracy before choosing"
+_OTHER = "learning something else: compare accuracy before choosing"
+_LARGER = 16.0  # times as large TCP windows
 
 
-def report(table: pd.DataFrame, base: Cell) -> str:
-    """The whole advice for the cell `base`, from the `table` of `ranking.advise`."""
+def report(table: pd.DataFrame, base: Cell, refused: Mapping[str, str] | None = None) -> str:
+    """The advice for the cell `base`, from the `table` of `ranking.advise`; `refused`: who cannot run, and why."""
     best, line = transports(table.drop_duplicates(["algorithm", "transport"]), base)
-    best = best.assign(
-        times_ddp=best[best["algorithm"] == facts.baseline()]["step_seconds"].min() / best["step_seconds"]
-    )
-    parts = [f"{assumptions(base)}\n{line}"]
+    ddp = table[table["algorithm"] == facts.baseline()]
+    best = best.assign(times_ddp=ddp["step_seconds"].min() / best["step_seconds"], why=best["cell"].map(reasons.why))
+    parts = [f"{assumptions(base)}\n{line}", headline(best)]
     parts += [_group(title, best[best["same_update"] == same]) for title, same in ((_SAME, True), (_OTHER, False))]
+    parts += ["\n".join(f"not compared: {why}" for why in (refused or {}).values())]
     return "\n\n".join(part for part in parts if part)
 
 
-def assumptions(cell: Cell) -> str:
-    """One line: task, cluster, computing, network, and how the model of the cluster was calibrated."""
-    cluster, compute = cluster_of(cell), compute_of(cell, layers_of(cell.task, cell.shrink))
-    network, physics, layout = cluster.network, cluster.physics, cluster.layout
-    rate = amount(8 * (network.line or physics.line), RATES)
-    late = f"latency {duration(network.latency)} + {duration(physics.latency)} of the cluster"
-    also = [
-        f"{key} {network_settings.text(key, getattr(network, key))}"
-        for key in ("jitter", "loss")
-        if getattr(network, key)
-    ]
-    where = f"{layout.servers} servers x {layout.per_server} rank{'s' * (layout.per_server > 1)}"
-    return "; ".join(
-        [
-            f"{cell.task.name}, batch {cell.task.batch}, {where}",
-            f"{duration(compute.step * cell.haste)} of computing ({compute.origin}){_stragglers(cell)}",
-            ", ".join([rate, late, *also]),
-            f"cluster={cell.cluster.name}, {_calibration(cell)}",
-        ]
-    )
+def headline(best: pd.DataFrame) -> str:
+    """The fastest of those that learn what DDP learns, and what learning something else would buy."""
+    same, other = (best[best["same_update"] == kind].drop_duplicates("algorithm") for kind in (True, False))
+    first = same.iloc[0]
+    ddp = best[best["algorithm"] == facts.baseline()].iloc[0]
+    share = intervals.share_of_ratio(first["cell"], ddp["cell"])
+    compared = _compared(first, share)
+    lines = [f"fastest of those that learn what DDP learns: {_chosen(first)}, {compared}{_tied(same, share)}"]
+    faster = other[other["step_seconds"] < first["step_seconds"]]
+    if len(faster):
+        lines.append(
+            f"faster, but learning something else: {', '.join(_brief(row) for row in faster.to_dict('records'))}"
+        )
+    return "\n".join([*lines, *_windows(first)])
 
 
-def _stragglers(cell: Cell) -> str:
-    return "".join(f", {factor:g} times as long on rank {rank}" for rank, factor in cell.cluster.slow_ranks.items())
+def _chosen(row: Any) -> str:
+    """'bytegrad over gloo with buckets of 10 MiB and 4 channels'."""
+    transport = f" over {row['transport']}" if row.get("transport") else ""
+    buckets = f" with buckets of {row['bucket']}" if "MiB" in row["bucket"] else ""
+    several = f" and {row['channels']} channel{'s' * (row['channels'] != '1')}" if row["channels"] else ""
+    return f"{row['algorithm']}{transport}{buckets}{several}"
 
 
-def _calibration(cell: Cell) -> str:
-    share = cluster_of(cell).physics.uncertainty
-    if "uncertainty" not in cell.cluster.physics:
-        return f"not calibrated: ±{share:.0%} assumed"
-    return f"calibrated: 9 of 10 steps within ±{share:.0%}"
+def _compared(row: Any, share: float) -> str:
+    if row["algorithm"] == facts.baseline():
+        return "than which nothing is faster"
+    low, high = _times(row["times_ddp"] / (1 + share)), _times(row["times_ddp"] * (1 + share))
+    return f"{_times(row['times_ddp'])} times DDP ({low} to {high})"
 
 
-def transports(best: pd.DataFrame, cell: Cell) -> tuple[pd.DataFrame, str]:
-    """The rows to show, and one line on the transports: if they do not differ, each algorithm is shown once."""
-    names, rest = list(best["transport"].unique()), _not_compared(cell)
-    spread = best.groupby("algorithm")["step_seconds"].agg(["min", "max"])
-    if not np.allclose(spread["min"], spread["max"]):
-        return best, f"transports compared: {', '.join(names)}{rest}"
-    line = f"transport: {names[0]}{rest}"
-    if len(names) > 1:
-        line = f"transport: no difference between {' and '.join(names)} here, by this model{rest}"
-    return best.drop_duplicates("algorithm").drop(columns="transport"), line
+def _brief(row: Any) -> str:
+    late = row["staleness_steps"]
+    age = "" if math.isnan(late) else " whose averages never come" if math.isinf(late) else f", {late:.3g} steps stale"
+    return f"{row['algorithm']}{age} ({_times(row['times_ddp'])})"
 
 
-def _not_compared(cell: Cell) -> str:
-    """Why there are no rows for the other transports; empty if there are rows for all."""
-    asked, own = cell.transport.name, cell.cluster.transports
-    others = ", ".join(name for name in available("transport") if name not in (asked, *own))
-    if not others:
-        return ""
-    what = "are not modelled" if asked in own else f"are modelled as {asked}"
-    known = f"transport parameters for {', '.join(own)} only" if own else "no transport parameters"
-    return f"; {others} {what}: cluster={cell.cluster.name} has {known}"
+def _tied(rows: pd.DataFrame, share: float) -> str:
+    """Which others are as fast within the uncertainty."""
+    first = rows.iloc[0]
+    near = rows[rows["step_seconds"] <= first["step_seconds"] * (1 + share)]["algorithm"].unique()[1:]
+    return f"; as fast within the model's uncertainty: {', '.join(near)}" if len(near) else ""
+
+
+def _windows(row: Any) -> Iterator[str]:
+    """What larger TCP windows would do, where these are what is waited for."""
+    cell: Cell = row["cell"]
+    if row["why"].startswith("window"):
+        larger = text(int(cell.network.tcp_window * _LARGER), BYTES)
+        seconds = duration(reasons.with_windows(cell, _LARGER))
+        yield (
+            f"TCP windows are what is waited for: with network.tcp_window={larger} a step takes {seconds} instead of "
+            f"{duration(row['step_seconds'])}; more servers help, too, as each has its own connections"
+        )
 
 
 def _group(title: str, rows: pd.DataFrame) -> str:
-    return "\n".join([title, _table(rows), _fastest(rows), *_notes(rows)]) if len(rows) else ""
-
-
-def _fastest(rows: pd.DataFrame) -> str:
-    """The fastest of a group; if its averages come late or never, also the fastest that meets in every step."""
-    first = rows.iloc[0]
-    near = rows[rows["step_seconds"] <= first["step_seconds"] * (1 + first["uncertainty"])]["algorithm"].unique()[1:]
-    tied = f"; within the model's uncertainty of it: {', '.join(near)}" if len(near) else ""
-    line = f"fastest: {first['algorithm']}, {_times(first['times_ddp'])} times DDP{tied}"
-    meeting = rows[rows["staleness_steps"].isna()]
-    if math.isnan(first["staleness_steps"]) or meeting.empty:
-        return line
-    second = meeting.iloc[0]
-    return f"{line}; of those that meet in every step: {second['algorithm']}, {_times(second['times_ddp'])}"
+    return "\n".join([title, _table(rows), *_notes(rows)]) if len(rows) else ""
 
 
 def _times(ratio: float) -> str:
@@ -127,8 +114,8 @@ def _table(rows: pd.DataFrame) -> str:
         **({"transport": rows["transport"]} if "transport" in rows else {}),
         "bucket": rows["bucket"],
         "channels": rows["channels"],
-        "step": rows["step_seconds"].map(duration),
-        "epoch": rows["epoch_seconds"].map(duration),
+        "step": durations(list(rows["step_seconds"])),
+        "epoch": durations(list(rows["epoch_seconds"])),
         "x DDP": rows["times_ddp"].map(_times),
         "why": rows["why"],
     }
@@ -149,3 +136,13 @@ def _notes(rows: pd.DataFrame) -> Iterator[str]:
                 f"{row.algorithm}: never waits; an average comes every {duration(row.round_seconds)} and is then "
                 f"{row.staleness_steps:.3g} steps old"
             )
+        if options := _searched(row.cell):
+            yield f"{row.algorithm}: with {options}, which is faster here than its own"
+
+
+def _searched(cell: Cell) -> str:
+    """Options other than the algorithm's own that only make it faster; 'algo.bucket_cap_mb=100'."""
+    own = algorithm_part(cell.algo.name).options
+    keys = {choice.partition("=")[0] for choices in facts.algorithm(cell.algo).search for choice in choices}
+    changed = [key for key in sorted(keys) if cell.algo.options[key] != own[key]]
+    return " ".join(f"algo.{key}={cell.algo.options[key]:g}" for key in changed)

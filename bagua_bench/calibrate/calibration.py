@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,19 +15,21 @@ from omegaconf import OmegaConf
 
 from bagua_bench.calibrate import published, quality
 from bagua_bench.calibrate.fit import Case, Fit, case, fit
-from bagua_bench.calibrate.parameters import GLOO, NAMESPACES, OTHER_CAMPAIGN, PAPER, Parameter, tree
-from bagua_bench.calibrate.selection import Selection, simulable, simulated
+from bagua_bench.calibrate.parameters import GLOO, NAMESPACES, OTHER_CAMPAIGN, PAPER, PUBLISHED, Parameter, tree
+from bagua_bench.calibrate.selection import Selection, condition, simulable, simulated
 from bagua_bench.configuration.cell import Cell, ClusterPart, ComputePart, NetworkPart
 from bagua_bench.configuration.compose import compose_cell
 from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.configuration.physics import Physics, physics_of
 from bagua_bench.configuration.resolve import register
 from bagua_bench.results import records
-from bagua_bench.simulate.cluster import physics_of
+from bagua_bench.simulate.posterior import file_of
 
 _STEPS = ("mode=simulate", "run.steps=1", "run.untimed=1")
 _PUBLISHED = ("cluster=bagua_paper", "run.bucket_size=10MiB", "run.channels=1")
 """The cluster of the published figures, and the buckets that Bagua had there."""
 _FOLDS, _HALVES = 5, 3
+_BY_FIGURE = "one figure left out"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Known:
     label: str
     case: Case
     role: Literal["fitted", "predicted", "impossible"]
+    condition: str = ""
+    """What is special about where it was measured (`conditions`)."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,12 @@ class Source:
         layout.physics = tree([float(v) for v in found.values], self.parameters, self.base)
         if self.fit is not None:
             layout.physics.fit = self.fit
-        errors = found.errors(self.cases)
-        if self._can_leave_out:
-            errors = quality.held_out(self.cases, quality.folds(len(self.cases), _FOLDS), self.parameters, found)
-        layout.physics.uncertainty = float(f"{np.quantile(np.abs(errors), 0.9):.2g}")
+        own = quality.uncertainty(found, self.cases)
+        if not self._can_leave_out:  # so few points tell little of the model's error
+            own = max(own, self.base.get("uncertainty", Physics().uncertainty))
+        layout.physics.uncertainty = float(f"{own:.2g}")
         path.write_text("\n".join(head) + "\n" * bool(head) + OmegaConf.to_yaml(layout))
+        found.posterior([case.cell for case in self.cases]).write(file_of(path.parent, self.cluster))
         return path
 
     @property
@@ -99,6 +104,7 @@ class Source:
                     "label": k.label,
                     "task": cell.task.name,
                     "window": _window(cell.network, cell.shrink),
+                    "condition": k.condition,
                     "role": k.role,
                     "seconds": k.case.seconds * cell.haste,
                     "predicted": predicted * cell.haste,
@@ -115,34 +121,58 @@ class Source:
         if len(parts["predicted"]):
             yield "the fit uses", str(self.fit)
             yield from _tables("predicted points", parts["predicted"])
-            yield "every predicted point", parts["predicted"].drop(columns=["role", "window"])
+            yield "intervals of predicted points", self._in_intervals()
+            yield "every predicted point", parts["predicted"].drop(columns=["role", "window", "condition"])
         if len(parts["impossible"]):
-            yield "shown, not fitted (no such line could carry them)", parts["impossible"]
+            shown = parts["impossible"].drop(columns=["role", "window", "condition"])
+            yield "shown, not fitted (no such line could carry them)", shown
         if self._can_leave_out:
-            yield "points when they were not in the fit", self._left_out()
+            yield from self._left_out()
         inside = parts["fitted"]
-        yield "largest errors in the fit", inside.loc[inside["error"].abs().sort_values(ascending=False).index[:12]]
+        yield (
+            "largest errors in the fit",
+            inside.loc[inside["error"].abs().sort_values(ascending=False).index[:12]].drop(
+                columns=["role", "window", "condition"]
+            ),
+        )
 
-    def _left_out(self) -> pd.DataFrame:
-        """Errors of the fitted points in fits without them."""
+    def _in_intervals(self) -> pd.DataFrame:
+        """How many predicted points lie in their intervals: where settings are like those of the fit, and elsewhere."""
+        found, asked = self.calibrate(), [k.case for k in self.known if k.role == "predicted"]
+        posterior = found.posterior([case.cell for case in self.cases])
+        held = pd.Series(quality.inside(found, self.cases, asked))
+        where = pd.Series(["extrapolated" if posterior.beyond(case.cell) else "like the fit" for case in asked])
+        return pd.DataFrame({"points": held.groupby(where).size(), "inside": held.groupby(where).mean()})
+
+    def _left_out(self) -> Iterator[tuple[str, pd.DataFrame | str]]:
+        """Errors of the fitted points in fits without them, and how many of their intervals hold them."""
         cases, best = self.cases, self.calibrate()
         figures = [k.figure for k in self.known if k.role == "fitted"]
-        splits: dict[str, Sequence[object]] = {
-            f"{_FOLDS}-fold": quality.folds(len(cases), _FOLDS),
-        }
-        if len(set(figures)) > 1:
-            splits = {"one figure left out": figures, **splits}
+        splits: dict[str, Sequence[Hashable]] = {f"{_FOLDS}-fold": quality.folds(len(cases), _FOLDS)}
+        if several := len(set(figures)) > 1:
+            splits = {_BY_FIGURE: figures, **splits}
         for seed in range(_HALVES):
             splits[f"random half {seed + 1}"] = quality.folds(len(cases), 2, seed)
-        rows = {}
-        for name, groups in splits.items():
-            errors = quality.held_out(cases, groups, self.parameters, best)
-            rows[name] = quality.summary(pd.Series(errors))
-        return pd.DataFrame(rows).T
+        fits = {name: quality.without(cases, groups, self.parameters, best) for name, groups in splits.items()}
+        errors = {name: quality.held_out(cases, groups, fits[name]) for name, groups in splits.items()}
+        rows = {name: quality.summary(pd.Series(each)) for name, each in errors.items()}
+        yield "points when they were not in the fit", pd.DataFrame(rows).T
+        if several:
+            share = quality.coverage(cases, figures, fits[_BY_FIGURE])
+            yield (
+                "intervals of points when their figure was not in the fit",
+                f"{share:.0%} of {len(cases)} points lie in intervals that are to hold 90 %",
+            )
 
 
 def _tables(title: str, data: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame | str]]:
-    names = {"figure": "figure or campaign", "task": "task", "label": "system or algorithm", "window": "TCP window"}
+    names = {
+        "figure": "figure or campaign",
+        "task": "task",
+        "label": "system or algorithm",
+        "window": "TCP window",
+        "condition": "condition",
+    }
     for column, name in names.items():
         if data[column].nunique() > 1:
             yield f"{title}, by {name}", quality.by(data, column)
@@ -164,7 +194,7 @@ def open_source(cluster: str, folder: Path, files: Sequence[Path] | None, chosen
     if chosen is not None:
         raise ValueError(f"--fit {chosen}: selects among --records, and there are none")
     if cluster == "bagua_paper":
-        return Source(cluster, _published(folder), PAPER, {})
+        return Source(cluster, _published(folder), PAPER, PUBLISHED)
     if cluster == "bagua_paper_e2e":
         base = OmegaConf.to_container(OmegaConf.load(_file("bagua_paper")))
         assert isinstance(base, dict)
@@ -194,7 +224,7 @@ def _unknowns(known: Sequence[Known]) -> tuple[tuple[Parameter, ...], dict[str, 
     """The parameters to fit to records of this kind, and what is known about their transports."""
     transports = {k.case.cell.transport.name: k.case.cell.transport.backend for k in known}
     if "nccl" in transports.values():
-        return tuple(p for p in PAPER if p.transport is None or p.transport in transports), {}
+        return tuple(p for p in PAPER if p.transport is None or p.transport in transports), PUBLISHED
     return NAMESPACES, {"transport": {name: GLOO for name, backend in transports.items() if backend == "gloo"}}
 
 
@@ -268,7 +298,7 @@ def _point(rounds: Sequence[records.Record], selection: Selection) -> Known:
     rate = f"{network.bandwidth / 1e9:g} Gbit/s" if network.bandwidth else "unlimited"
     link = f"{rate} {network.latency * 1e3:g} ms, {_window(network)}"
     panel = f"{cell.task.name}, {first['ranks']} ranks, {link}"
-    return Known(first["campaign"], panel, cell.algo.name, case(cell, seconds), role)
+    return Known(first["campaign"], panel, cell.algo.name, case(cell, seconds), role, condition(original))
 
 
 def _as_sent(cell: Cell, result: dict[str, Any]) -> Cell:

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
-from scipy.stats import t as student
 
 from bagua_bench.calibrate.parameters import Parameter, physics
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.machine.compute import Compute, compute_of
+from bagua_bench.configuration.physics import Physics
+from bagua_bench.machine.compute import Compute, compute_of, speed_classes
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Program
 from bagua_bench.machine.scale import scale_model
-from bagua_bench.simulate.cluster import Cluster, Physics, cluster_of
+from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.defaults import settled
+from bagua_bench.simulate.posterior import Posterior, settings
 from bagua_bench.simulate.run import step_seconds
 
 _ROBUST = 0.1  # larger relative errors count linearly, so no single point dominates the fit
@@ -28,11 +29,9 @@ _SPREAD = 1 / math.sqrt(12)  # standard deviation of a value known only to lie i
 _FLOOR = 0.02  # relative error; no point is known better than this
 
 IDEAL: dict[str, float] = {
-    **dict.fromkeys(
-        ("shaped", "incast", "ring", "connection", "process", "inside", "servers", "servers_window", "window"), 1e30
-    ),
-    **dict.fromkeys(("efficiency_ring", "efficiency_direct", "efficiency_servers", "hop", "carry_over"), 1.0),
-    **dict.fromkeys(("latency", "call", "inside_latency", "inside_hop", "gather_hop", "interference"), 0.0),
+    **dict.fromkeys(("shaped", "incast", "ring", "process", "inside", "servers", "servers_window", "window"), 1e30),
+    **dict.fromkeys(("efficiency_ring", "efficiency_direct", "hop", "carry_over"), 1.0),
+    **dict.fromkeys(("latency", "call", "inside_latency", "inside_hop", "gather_hop"), 0.0),
 }
 """A network limited only by the line rate and the latency that were asked for."""
 
@@ -46,10 +45,12 @@ class Case:
     compute: Compute
     cluster: Cluster
     seconds: float
+    factors: tuple[float, ...] = (1.0,)
+    """How many times as long computing takes, for each class of ranks."""
 
     def predict(self, values: Physics) -> float:
         """Step time with these parameters, seconds."""
-        return step_seconds(self.program, replace(self.cluster, physics=values), self.compute)
+        return step_seconds(self.program, replace(self.cluster, physics=values), self.compute, self.factors)
 
     @property
     def is_possible(self) -> bool:
@@ -66,24 +67,64 @@ def case(cell: Cell, seconds: float) -> Case:
     cell = scale_model(cell)
     layers, cluster = layers_of(cell.task, cell.shrink), cluster_of(cell, Physics())
     cell = settled(cell, cluster)
-    return Case(cell, rehearse(cell), compute_of(cell, layers), cluster, seconds / cell.haste)
+    factors = tuple(speed_classes(cell.cluster))
+    return Case(cell, rehearse(cell), compute_of(cell, layers), cluster, seconds / cell.haste, factors)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Values of the parameters and their 95 % intervals, from the curvature of the squared errors."""
+    """Values of the parameters, and how sure they are.
+
+    covariance: of the values, each as a share of its range, from the curvature of the squared errors and from the
+    ranges themselves: a parameter that the points do not tell is anywhere in its range.
+    """
 
     parameters: tuple[Parameter, ...]
     values: NDArray[np.float64]
-    half_widths: NDArray[np.float64]
+    covariance: NDArray[np.float64]
     base: Mapping[str, Any]
+
+    @property
+    def half_widths(self) -> NDArray[np.float64]:
+        """Half-widths of the 95 % intervals."""
+        half: NDArray[np.float64] = 1.96 * np.sqrt(np.diag(self.covariance)) * self._spans
+        return half
+
+    @property
+    def learned(self) -> NDArray[np.float64]:
+        """How much of the variance within each range the points have taken away, as a share."""
+        left: NDArray[np.float64] = np.diag(self.covariance) / _SPREAD**2
+        return 1 - left
+
+    @property
+    def _spans(self) -> NDArray[np.float64]:
+        return np.array([p.high - p.low for p in self.parameters])
+
+    def posterior(self, cells: Sequence[Cell]) -> Posterior:
+        """What the fit knows besides the values; `cells` are those of its points."""
+        low, spans = np.array([p.low for p in self.parameters]), self._spans
+        unit = (self.values - low) / spans
+        away = np.linalg.cholesky(self.covariance)
+        for column in range(away.shape[1]):
+            step = away[:, column]
+            if np.any((unit + step < 0) | (unit + step > 1)):
+                step = -step
+            away[:, column] = (low + np.clip(unit + step, 0, 1) * spans) / np.where(self.values == 0, 1, self.values)
+        steps = {
+            p.name if p.transport is None else f"{p.transport}.{p.name}": tuple(float(f"{f:.4g}") for f in away[row])
+            for row, p in enumerate(self.parameters)
+        }
+        known = [settings(cell) for cell in cells]
+        keys = [key for key in known[0] if all(key in one for one in known)]
+        return Posterior(steps, {key: (min(one[key] for one in known), max(one[key] for one in known)) for key in keys})
 
     def errors(self, cases: Sequence[Case]) -> NDArray[np.float64]:
         """Relative errors of the predictions, predicted / known - 1."""
-        found = [c.predict(self._physics(c)) / c.seconds - 1 for c in cases]
+        found = [c.predict(self.physics(c)) / c.seconds - 1 for c in cases]
         return np.array(found)
 
-    def _physics(self, c: Case) -> Physics:
+    def physics(self, c: Case) -> Physics:
+        """The parameters that a case is predicted with."""
         return physics(list(self.values), self.parameters, self.base, c.cell.transport.name)
 
 
@@ -118,16 +159,13 @@ def fit(
     found = least_squares(
         all_residuals, unit, bounds=(0, 1), diff_step=1e-3, loss="soft_l1", f_scale=_ROBUST, max_nfev=evaluations
     )
-    widths = _half_widths(found.fun[: len(cases)], found.jac[: len(cases)])
-    return Fit(tuple(parameters), low + found.x * (high - low), widths * (high - low), base)
+    covariance = _covariance(found.fun[: len(cases)], found.jac[: len(cases)])
+    return Fit(tuple(parameters), low + found.x * (high - low), covariance, base)
 
 
-def _half_widths(errors: NDArray[np.float64], jac: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Half-widths of the 95 % intervals from the points alone, as shares of the range; 1 where they tell nothing."""
+def _covariance(errors: NDArray[np.float64], jac: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of the parameters as shares of their ranges: what the points tell, and that each lies in its range."""
     freedom = max(1, len(errors) - jac.shape[1])
     variance = max(float(np.sum(errors**2)) / freedom, _FLOOR**2)
-    covariance = np.linalg.pinv(jac.T @ jac) * variance
-    flat = np.linalg.norm(jac, axis=0) < 1e-6
-    widths = student.ppf(0.975, freedom) * np.sqrt(np.clip(np.diag(covariance), 0, None))
-    half: NDArray[np.float64] = np.where(flat, 1.0, np.minimum(widths, 1.0))
-    return half
+    found: NDArray[np.float64] = np.linalg.inv(jac.T @ jac / variance + np.eye(jac.shape[1]) / _SPREAD**2)
+    return found

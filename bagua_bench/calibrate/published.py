@@ -82,6 +82,7 @@ def _point(row: dict[str, object]) -> Point:
         f"cluster.servers={gpus // 8}",
         f"network.bandwidth={bandwidth:g}gbit",
         f"network.latency={latency:g}ms",
+        *(["network.software_delay=true"] if latency else []),
     )
     metric = "epoch_seconds" if row["metric"] == "epoch_time" else "throughput"
     value, error = float(str(row["value"])), float(str(row["reading_error"]))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
 import pandas as pd
+from joblib import Parallel, delayed
 from numpy.typing import NDArray
 
 from bagua_bench.calibrate.fit import Case, Fit, fit
 from bagua_bench.calibrate.parameters import Parameter
+from bagua_bench.simulate.posterior import half_width
 
 _APART = 0.05
 _EVALUATIONS = 12  # limit for fits that start from the fit to all points
@@ -44,17 +48,50 @@ def ranking(data: pd.DataFrame) -> tuple[int, int]:
     return right, total
 
 
-def held_out(
-    cases: Sequence[Case], groups: Sequence[object], parameters: Sequence[Parameter], best: Fit
-) -> NDArray[np.float64]:
-    """The error of every point in a fit without its group."""
-    errors = np.zeros(len(cases))
-    for group in dict.fromkeys(groups):
-        inside = [c for c, g in zip(cases, groups, strict=True) if g != group]
-        outside = [i for i, g in enumerate(groups) if g == group]
-        found = fit(inside, parameters, best.base, best.values, _EVALUATIONS)
-        errors[outside] = found.errors([cases[i] for i in outside])
-    return errors
+def without(
+    cases: Sequence[Case], groups: Sequence[Hashable], parameters: Sequence[Parameter], best: Fit
+) -> dict[Hashable, Fit]:
+    """For every group, a fit to the cases of the others; on all cores."""
+    names = list(dict.fromkeys(groups))
+    inside = [[c for c, g in zip(cases, groups, strict=True) if g != name] for name in names]
+    work = (delayed(fit)(known, parameters, best.base, best.values, _EVALUATIONS) for known in inside)
+    fits: list[Fit] = Parallel(n_jobs=len(os.sched_getaffinity(0)))(work)
+    return dict(zip(names, fits, strict=True))
+
+
+def held_out(cases: Sequence[Case], groups: Sequence[Hashable], fits: Mapping[Hashable, Fit]) -> NDArray[np.float64]:
+    """The error of every point in the fit without its group."""
+    return np.array([fits[group].errors([c])[0] for c, group in zip(cases, groups, strict=True)])
+
+
+def coverage(cases: Sequence[Case], groups: Sequence[Hashable], fits: Mapping[Hashable, Fit]) -> float:
+    """The share of points within the interval of a fit without their group that is to hold nine of ten."""
+    covered = 0
+    for group, found in fits.items():
+        known = [c for c, g in zip(cases, groups, strict=True) if g != group]
+        covered += sum(inside(found, known, [c for c, g in zip(cases, groups, strict=True) if g == group]))
+    return covered / len(cases)
+
+
+def inside(found: Fit, known: Sequence[Case], asked: Sequence[Case]) -> list[bool]:
+    """Whether each case lies in the interval, of a fit to the cases `known`, that is to hold nine of ten."""
+    own, posterior = uncertainty(found, known), found.posterior([c.cell for c in known])
+    held = []
+    for c in asked:
+        values = found.physics(c)
+        away = posterior.spread(values, c.cell.transport.name, c.predict)
+        half = half_width(own, away, bool(posterior.beyond(c.cell)))
+        held.append(abs(math.log(c.predict(values) / c.seconds)) <= half)
+    return held
+
+
+def uncertainty(found: Fit, cases: Sequence[Case]) -> float:
+    """The model's own error: the relative error that nine of ten points stay within.
+
+    It is that of the points in the fit, and more by what the fit gained from having so many parameters.
+    """
+    freedom = max(1, len(cases) - len(found.parameters))
+    return float(np.quantile(np.abs(found.errors(cases)), 0.9)) * math.sqrt(len(cases) / freedom)
 
 
 def folds(count: int, k: int, seed: int = 0) -> list[int]:
@@ -64,17 +101,20 @@ def folds(count: int, k: int, seed: int = 0) -> list[int]:
 
 
 def parameter_table(found: Fit) -> pd.DataFrame:
-    """Value, 95 % interval, range and reason of every parameter."""
+    """Value, 95 % interval, what share of the range's variance the points took away, range and its reason."""
     rows = [
         {
             "parameter": p.key,
             "value": value,
             "+-": half,
+            "learned": learned,
             "low": p.low,
             "high": p.high,
             "at its end": min(value - p.low, p.high - value) < 5e-3 * (p.high - p.low),
             "range because": p.why,
         }
-        for p, value, half in zip(found.parameters, found.values, found.half_widths, strict=True)
+        for p, value, half, learned in zip(
+            found.parameters, found.values, found.half_widths, found.learned, strict=True
+        )
     ]
     return pd.DataFrame(rows)

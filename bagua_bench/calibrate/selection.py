@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.validate import validate
 from bagua_bench.results.records import Record, cell_of
@@ -53,8 +54,31 @@ def simulable(found: Iterable[Record]) -> tuple[list[Record], str]:
 
 
 def simulated(cell: Cell) -> Cell:
-    """The cell that simulates a cell that was run: computing takes the known time, whatever its precision was."""
-    return replace(cell, mode="simulate", run=replace(cell.run, precision="fp32"))
+    """The cell that simulates a cell that was run: computing takes the known time, whatever its precision was.
+
+    Its cluster has no physical parameters: those of a record are what was thought of a cluster when it ran.
+    """
+    cluster, run = replace(cell.cluster, physics={}), replace(cell.run, precision="fp32")
+    return replace(cell, mode="simulate", cluster=cluster, run=run)
+
+
+def condition(cell: Cell) -> str:
+    """What is special about where a cell runs, the rarest first."""
+    network, cluster, run = cell.network, cell.cluster, cell.run
+    links = [{"loss": network.loss, "jitter": network.jitter}, *cluster.server.values()]
+    found = {
+        f"transport {cell.transport.name}": cell.transport.backend != "gloo",
+        "limits of single connections": bool(network.flow_rates),
+        "loss": any(link.get("loss") for link in links),
+        "jitter": any(link.get("jitter") for link in links),
+        "unequal links": bool(cluster.server),
+        "a slow rank": bool(cluster.slow_ranks),
+        "the engine's own buckets": run.bucket_size is None and not facts.algorithm(cell.algo).peer,
+        "several channels": (run.channels or 1) > 1,
+        "an odd number of servers": cluster.servers > 1 and cluster.servers % 2 == 1,
+        "latency": bool(network.latency),
+    }
+    return next((name for name, holds in found.items() if holds), "bandwidth alone")
 
 
 def _obstacle(record: Record) -> str:

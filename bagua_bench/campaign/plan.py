@@ -6,16 +6,36 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from bagua_bench.configuration.cell import Cell, Job
+from bagua_bench.configuration.network_shape import is_shaped, shape_of
+from bagua_bench.machine.scale import scale_model
 from bagua_bench.results.records import Record
+
+Place = tuple[object, ...] | None
 
 
 def interleave(cells: Sequence[Cell], rounds: int) -> list[Job]:
-    """All cells, round by round, in reverse order every other round: the machine's drift affects all cells alike."""
-    jobs = []
-    for round_ in range(rounds):
-        ordered = cells if round_ % 2 == 0 else list(reversed(cells))
-        jobs += [Job(cell, round_) for cell in ordered]
-    return jobs
+    """All rounds of the cells in one place, then those in the next.
+
+    Rounds have the reverse order every other time, so that the machine's drift affects all cells of a place alike. The
+    networks are built once.
+    """
+    places: dict[Place, list[Cell]] = {}
+    for cell in cells:
+        places.setdefault(place(cell), []).append(cell)
+    return [
+        Job(cell, round_)
+        for there in places.values()
+        for round_ in range(rounds)
+        for cell in (there if round_ % 2 == 0 else reversed(there))
+    ]
+
+
+def place(cell: Cell) -> Place:
+    """The processes and the emulated network that a run needs; all runs without such a network have one place."""
+    if cell.mode == "simulate" or not is_shaped(cell):
+        return None
+    scaled = scale_model(cell)
+    return (cell.mode, shape_of(scaled), cell.cluster.ranks, cell.transport)
 
 
 def remaining(jobs: Iterable[Job], records: Iterable[Record], code: Callable[[Cell], Mapping[str, str]]) -> list[Job]:

@@ -7,8 +7,9 @@ from types import TracebackType
 from typing import Any
 
 from bagua_bench.advise.proposals import proposed
+from bagua_bench.campaign.plan import Place, place
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.configuration.network_shape import is_shaped, shape_of
+from bagua_bench.configuration.network_shape import is_shaped
 from bagua_bench.launch import crew, joined
 from bagua_bench.launch.local import Watch, workers
 from bagua_bench.launch.shaped import Shaped, shaped
@@ -26,7 +27,7 @@ class Stage:
 
     def __init__(self) -> None:
         self._open = ExitStack()
-        self._shared: tuple[tuple[object, ...], Shaped] | None = None
+        self._shared: tuple[Place, Shaped] | None = None
 
     def run(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
         """Run a cell, and return its result.
@@ -38,7 +39,7 @@ class Stage:
             from bagua_bench.simulate.run import simulate
 
             return simulate(cell)
-        cell = scale_model(proposed(cell))
+        where, cell = place(cell), scale_model(proposed(cell))
         if joined.is_joined():
             return crew.lead(cell, watch)
         if not is_shaped(cell):
@@ -46,7 +47,7 @@ class Stage:
             with workers(cell.cluster.ranks) as processes:
                 return processes.run(cell, watch)
         try:
-            result = self._network(cell).run(cell, watch, measured)
+            result = self._network(where, cell).run(cell, watch, measured)
         except BaseException as error:
             self._end(error)
             raise
@@ -54,12 +55,11 @@ class Stage:
             self._end()
         return result
 
-    def _network(self, cell: Cell) -> Shaped:
+    def _network(self, where: Place, cell: Cell) -> Shaped:
         """Processes on the cell's network: those of the run before if they fit and are sound, else new ones."""
-        needs = (cell.mode, shape_of(cell), cell.cluster.ranks, cell.transport)
-        if self._shared is None or self._shared[0] != needs or not self._shared[1].sound:
+        if self._shared is None or self._shared[0] != where or not self._shared[1].sound:
             self._end()
-            self._shared = needs, self._open.enter_context(shaped(cell))
+            self._shared = where, self._open.enter_context(shaped(cell))
         return self._shared[1]
 
     def _end(self, error: BaseException | None = None) -> None:

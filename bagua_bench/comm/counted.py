@@ -25,6 +25,7 @@ class CountedComm(ABC):
         self._sent = 0.0
         self._groups: dict[tuple[int, ...], CountedComm] = {}
         self._twins: list[CountedComm] = []
+        self._more: list[CountedComm] = []
         self._renewed: CountedComm | None = None
 
     @property
@@ -41,7 +42,8 @@ class CountedComm(ABC):
 
     def _parts(self) -> list[CountedComm]:
         """The communicators made of this one, whose bytes count as this one's."""
-        return [*self._groups.values(), *self._twins, *([] if self._renewed is None else [self._renewed])]
+        renewed = [] if self._renewed is None else [self._renewed]
+        return [*self._groups.values(), *self._twins, *self._more, *renewed]
 
     def all_reduce(self, x: Tensor, op: Op = Op.SUM) -> None:
         if self.size > 1:
@@ -117,6 +119,14 @@ class CountedComm(ABC):
             twin.intra, twin.inter = intra, inter
             self._twins.append(twin)
         return [self, *self._twins[: number - 1]]
+
+    def another(self) -> CountedComm:
+        """One more communicator among the same ranks, for a single user; collective.
+
+        It is closed with this one, and the bytes that it sends count as this one's.
+        """
+        self._more.append(self._twin(-1 - len(self._more)))
+        return self._more[-1]
 
     @property
     def settings(self) -> Mapping[str, int]:

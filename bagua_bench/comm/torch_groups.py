@@ -218,8 +218,16 @@ def _own_names() -> Iterator[None]:
 
 @contextmanager
 def _errors(call: str) -> Iterator[None]:
+    """Say which call failed.
+
+    No dispatch mode sees inside: an emulation's, which meters the algorithm's own arithmetic, would take as long as
+    small messages do.
+    """
+    guard = torch._C._DisableTorchDispatch()
     try:
         yield
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise CommError(f"{call} failed: {reason}") from error
+    finally:
+        del guard

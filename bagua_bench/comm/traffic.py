@@ -24,9 +24,11 @@ def reduce(nbytes: int, n: int, is_root: bool) -> float:
 
 
 def broadcast(nbytes: int, n: int, distance: int) -> float:
-    """Binomial tree: the rank at `distance` (mod n) behind the root forwards x to its children."""
-    below = distance & -distance if distance else 1 << (n - 1).bit_length()
-    children = sum(1 for bit in range(n.bit_length()) if 1 << bit < below and distance + (1 << bit) < n)
+    """Binomial tree that doubles: the rank at `distance` (mod n) behind the root forwards x to its children.
+
+    The root sends to the ranks at 1, 2, 4 and so on; the one at 1 to 3, 5, 9; the one at 2 to 6, 10.
+    """
+    children = sum(1 for bit in range(n.bit_length()) if distance < 1 << bit < n - distance)
     return float(children * nbytes)
 
 

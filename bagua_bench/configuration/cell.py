@@ -16,6 +16,7 @@ _NOT_IDENTITY = {"run": ("results",), "algo": ("about",), "task": ("about", "cac
 _CAME_LATER: Mapping[str, Mapping[str, Any]] = {
     "run": {"channels": 1},
     "compute": {"haste": 1.0},
+    "network": {"software_delay": False},
     "task": {"sampler": None, "batching": "mixed", "samples": None},
 }
 """Keys that older versions did not have, with the value that stands for their behaviour."""
@@ -136,6 +137,8 @@ class NetworkPart:
     tcp_window: int
     flow_rates: tuple[float, ...]
     backend: Literal["auto", "netem", "link", "none"]
+    software_delay: bool = False
+    """Whether software on the servers adds the latency (simulated: at most the cluster's rate `shaped`)."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,8 @@ class RunPart:
     results: str
     autotune: TunePart | None = None
     """None: it does not."""
+    fused_optimizer: bool | None = None
+    """True: the task's optimizer takes its steps through `fuse`; None: as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

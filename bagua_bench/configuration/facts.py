@@ -46,6 +46,8 @@ class AlgorithmFacts:
     """Whether it exchanges between servers only, after a sum inside each."""
     compare: tuple[tuple[str, ...], ...] = ((),)
     """Options worth comparing where servers have several ranks."""
+    search: tuple[tuple[str, ...], ...] = ((),)
+    """Options that change nothing but its speed, worth trying; its own come first."""
     tolerance: float = 1e-4
     """Largest relative distance of float32 weights between short runs that only round sums differently."""
     skips_steps: bool = True

@@ -19,6 +19,7 @@ _UNITS: dict[str, Mapping[str, float]] = {
 
 
 _LEAST_RATE = 8000  # bits/s
+_LOSS_MODELLED = 0.1  # share of packets; with more, time-outs decide, and TCP's response function does not hold
 
 
 def parts(network: Mapping[str, Any], cluster: Mapping[str, Any]) -> tuple[NetworkPart, ClusterPart]:
@@ -69,9 +70,14 @@ def problems(cell: Cell) -> Iterator[str]:
         yield "network.flow_rates: netem does not tell connections apart; allowed: network.backend=auto or link"
     if min(network.flow_rates, default=_LEAST_RATE) < _LEAST_RATE:
         yield f"network.flow_rates={min(network.flow_rates):.10g}bit: must be at least 8kbit"
+    if real and network.software_delay:
+        yield f"network.software_delay=true: only simulated, and mode={cell.mode}; allowed: false"
     if network.tcp_window < 4096:
         yield f"network.tcp_window={network.tcp_window}B: must be at least 4096B"
     for path, loss in [("network", network.loss), *((f"cluster.server.{k}", v.get("loss")) for k, v in servers)]:
+        if not real and loss and loss > _LOSS_MODELLED:
+            most = text("loss", _LOSS_MODELLED)
+            yield f"{path}.loss={text('loss', loss)}: TCP's rate under loss is known up to {most}; allowed: no more"
         if cell.haste != 1 and loss:
             yield (
                 f"compute.haste={cell.haste:g}: TCP waits as long as ever for a lost packet, and "

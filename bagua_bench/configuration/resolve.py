@@ -103,6 +103,7 @@ def _compute(name: str, given: dict[str, Any]) -> ComputePart:
 def _run(given: dict[str, Any], tune: dict[str, Any], backend: str) -> RunPart:
     own: dict[str, Any] = {"timeout": units.parse("run.timeout", given["timeout"], units.SECONDS)}
     own["autotune"] = tune if given["autotune"] else None
+    own["fused_optimizer"] = given["fused_optimizer"] or None
     if given["bucket_size"] is not None:
         own["bucket_size"] = int(units.parse("run.bucket_size", given["bucket_size"], units.BYTES))
     if given["device"] == "auto":

@@ -82,6 +82,7 @@ class RunKeys:
     evaluate: bool = True
     results: str = "results"
     autotune: bool = False  # before the timed steps; undone afterwards, as the warm-up
+    fused_optimizer: bool = False  # small parameters are updated many at a time
 
 
 @dataclass
@@ -140,6 +141,7 @@ class NetworkKeys:
     tcp_window: str = "4MiB"
     flow_rates: list[str] = field(default_factory=list)  # limits of a server's single TCP connections, in turn
     backend: Backend = Backend.auto
+    software_delay: bool = False  # simulated: the latency is added by software, such as tc netem on the servers
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -49,6 +49,17 @@ def duration(seconds: float) -> str:
     if seconds >= 120:
         return f"{seconds / 60:.4g} min"
     return f"{seconds:.4g} s" if seconds >= 1 else f"{seconds * 1e3:.4g} ms"
+
+
+def durations(seconds: Sequence[float]) -> list[str]:
+    """Times for people, all in the unit that suits the median: ['533.1 ms', '3,498 ms']."""
+    middle = sorted(seconds)[len(seconds) // 2]
+    unit, size = ("min", 60.0) if middle >= 120 else ("s", 1.0) if middle >= 1 else ("ms", 1e-3)
+    return [f"{_figures(value / size)} {unit}" for value in seconds]
+
+
+def _figures(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _unit(value: float, units: Mapping[str, float]) -> str:

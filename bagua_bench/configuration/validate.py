@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from bagua_bench import libraries
-from bagua_bench.configuration import data_settings, facts, network_settings
+from bagua_bench.configuration import data_settings, facts, network_settings, physics
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.resolve import ConfigError, has_cuda
 from bagua_bench.sources.signature import arguments
@@ -24,9 +24,12 @@ def validate(cell: Cell) -> None:
         _device,
         _transport,
         network_settings.problems,
+        physics.problems,
         data_settings.problems,
         _peers,
         _tuning,
+        _fusing,
+        _batch_norm,
         _modes,
     ):
         for message in rule(cell):
@@ -85,7 +88,7 @@ def _algorithm(cell: Cell) -> Iterator[str]:
     """Check what the algorithm declares against the rest of the cell."""
     declared, cluster, name = facts.algorithm(cell.algo), cell.cluster, cell.algo.name
     if cell.mode not in declared.modes:
-        yield f"algo={name}: the suite has only its schedule; allowed: mode={', '.join(declared.modes)}"
+        yield f"mode={cell.mode}: algo={name} cannot be run in it; allowed: {', '.join(declared.modes)}"
     by_server = declared.by_server and cluster.ranks_per_server > 1 and cluster.servers > 1
     paired, what = (cluster.servers, "servers") if by_server else (cluster.ranks, "ranks")
     if declared.pairs and paired % 2:
@@ -177,6 +180,23 @@ def _tuning(cell: Cell) -> Iterator[str]:
             f"tune.advised={cell.run.autotune.advised}: mode={cell.mode} does not know how long computing takes; "
             "allowed: 0, with run.bucket_size and run.channels from bagua-bench advise, which are tried first"
         )
+
+
+def _fusing(cell: Cell) -> Iterator[str]:
+    if cell.run.fused_optimizer and (cell.mode == "simulate" or (cell.compute and cell.compute.optimizer == "profile")):
+        yield (
+            f"run.fused_optimizer=true: mode={cell.mode} takes the optimizer's time from the profile; allowed: "
+            "mode=measure, or mode=emulate with compute.optimizer=measured"
+        )
+
+
+def _batch_norm(cell: Cell) -> Iterator[str]:
+    if not cell.task.options.get("sync_bn"):
+        return
+    if cell.mode != "measure":
+        yield f"task.sync_bn=true: the layers of mode={cell.mode} compute nothing; allowed: mode=measure"
+    elif facts.algorithm(cell.algo).rounds:
+        yield f"task.sync_bn=true: ranks wait for each other in every layer, which algo={cell.algo.name} avoids"
 
 
 def _modes(cell: Cell) -> Iterator[str]:

@@ -29,4 +29,4 @@ def show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
         table.add_column(title, justify="right")
     for row in rows:
         table.add_row(*(pattern.format(**row) for pattern in columns.values()))
-    Console(width=140).print(table)
+    Console(width=180).print(table)

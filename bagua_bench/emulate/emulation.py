@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import MethodType
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
 
 from algorithms.codecs.base import Codec
+from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.emulate.pace import Sleeper
 from bagua_bench.emulate.task import EmulatedTask
@@ -33,11 +39,10 @@ class Emulation:
         self._pace = Sleeper({"forward": compute.forward * each, "backward": compute.backward * each})
         self.task = EmulatedTask(cell.task.batch, layers, self._pace, uneven=task_of(cell.task))
 
-    def arithmetic(self) -> AbstractContextManager[object]:
-        """A context in which an algorithm's own operations on tensors take as long as on the emulated machine."""
-        if self._cell.profile.codec != "profile":
-            return nullcontext()
-        return Meter(self._debt, values=False)
+    def perform(self, piece: Callable[..., None], *arguments: object) -> None:
+        """Call a piece of an algorithm, whose own operations on tensors take as long as on the emulated machine."""
+        with Meter(self._debt, values=False) if self._cell.profile.codec == "profile" else nullcontext():
+            piece(*arguments)
 
     @contextmanager
     def attached(self, trainer: Trainer) -> Iterator[None]:
@@ -46,7 +51,7 @@ class Emulation:
         The optimizer then updates nothing and keeps no state; messages keep their size.
         """
         if self._cell.profile.optimizer == "profile":
-            trainer.optimizer.step = self._optimizer_step  # type: ignore[method-assign,assignment]
+            self._replace_step(trainer.optimizer, sum(p.numel() for p in trainer.model.parameters()))
         before = Codec.stand_in
         if self._cell.profile.codec == "profile":
             Codec.stand_in = staticmethod(self._debt)
@@ -55,12 +60,26 @@ class Emulation:
         finally:
             Codec.stand_in = before
 
-    def _optimizer_step(self, closure: object = None) -> None:
-        self._pace.spend(self._compute.optimizer * self._slow)
+    def _replace_step(self, optimizer: Optimizer, elements: int) -> None:
+        """Have the optimizer's step sleep for the update of those of the model's elements that it holds.
+
+        Hooks on the step are called as ever: some systems communicate in them.
+        """
+        held = sum(_local(p).numel() for group in optimizer.param_groups for p in group["params"])
+        seconds = self._compute.optimizer * self._slow * held / elements
+
+        def step(optimizer: Optimizer, closure: object = None) -> None:
+            self._pace.spend(seconds)
+
+        optimizer.step = MethodType(Optimizer.profile_hook_step(step), optimizer)  # type: ignore[method-assign]
 
     def description(self) -> Reality:
         """What is real in the run and what is not, for its record."""
-        origins = {"optimizer": self._cell.profile.optimizer, "codec": self._cell.profile.codec}
+        peer = facts.algorithm(self._cell.algo).peer  # its arithmetic is its own
+        origins = {
+            "optimizer": self._cell.profile.optimizer,
+            "codec": "measured" if peer else self._cell.profile.codec,
+        }
         real = [key for key, origin in origins.items() if origin == "measured"]
         slept = [key for key, origin in origins.items() if origin == "profile"]
         compute, shrink, haste = self._compute, self._cell.shrink, self._cell.haste
@@ -84,3 +103,9 @@ class Emulation:
             step_seconds={"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer},
             step_seconds_from=compute.origin,
         )
+
+
+def _local(p: Any) -> Tensor:
+    """A parameter, or this rank's part of one that is divided among the ranks."""
+    part: Tensor = p.to_local() if hasattr(p, "to_local") else p
+    return part

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +31,7 @@ class Pace(Protocol):
 class EmulatedModel(nn.Module):
     """A chain of layers in the order of execution; gradients become ready layer by layer in the reverse order.
 
+    The layers of an element of a list or a sequence run inside that module's call, so that hooks on it see them.
     Parameters have the names, shapes and order of the task's model, and are zero. Gradients are zero as well, or what
     the last step left in their memory: from the second step on, they are handed out where the trainer keeps them. No
     time is then spent on filling or copying memory that a GPU would have written.
@@ -37,36 +40,64 @@ class EmulatedModel(nn.Module):
     def __init__(self, layers: Layers, pace: Pace, device: str = "cpu") -> None:
         super().__init__()
         self.pace = pace
-        flat = [self._register(name, torch.zeros(shape, device=device)) for name, shape in layers.params]
-        self._steps = [_Step(self, [flat[i] for i in layer.params]) for layer in layers.layers]
-        for step, share in zip(self._steps, layers.shares(), strict=True):
+        for name, shape in layers.params:
+            self._register(name, Parameter(torch.zeros(shape, device=device)))
+        names = [[layers.params[i][0] for i in layer.params] for layer in layers.layers]
+        steps = [_Step(pace, [self._place(name) for name in own]) for own in names]
+        for step, share in zip(steps, layers.shares(), strict=True):
             step.share = share
-        self._steps[-1].is_last = True
+        steps[-1].is_last = True
+        elements = [_element(own[0]) if own else "" for own in names]
+        self._runs = [
+            (self._part(path), [step for step, _ in run])
+            for path, run in groupby(zip(steps, elements, strict=True), key=itemgetter(1))
+        ]
         self._start = torch.zeros((), device=device, requires_grad=True)
-        self._homes_known = False
 
     def forward(self, batch: Tensor | None = None) -> Tensor:
         """Run all layers; the result is a scalar zero. `batch` is ignored."""
-        if not self._homes_known:  # after the trainer's own hooks, which may move gradients
-            self._homes_known = True
-            for step in self._steps:
-                step.remember_gradients()
         self.pace.begin("forward")
         hidden = self._start
-        for step in self._steps:
-            hidden = _Layer.apply(hidden, step, *step.params)  # type: ignore[no-untyped-call]
+        for part, steps in self._runs:
+            hidden = through(hidden, steps) if part is None else part(hidden, steps)
         return hidden
 
-    def _register(self, name: str, value: Tensor) -> Parameter:
+    def _register(self, name: str, parameter: Parameter) -> None:
         *path, last = name.split(".")
         module: nn.Module = self
         for part in path:
             if part not in module._modules:
-                module.add_module(part, nn.Module())
+                module.add_module(part, _Part())
             module = module.get_submodule(part)
-        parameter = Parameter(value)
         module.register_parameter(last, parameter)
-        return parameter
+
+    def _place(self, name: str) -> tuple[nn.Module, str]:
+        path, _, last = name.rpartition(".")
+        return self.get_submodule(path), last
+
+    def _part(self, path: str) -> nn.Module | None:
+        return self.get_submodule(path) if path else None
+
+
+class _Part(nn.Module):
+    """A module of the task's model."""
+
+    def forward(self, hidden: Tensor, steps: Sequence[_Step]) -> Tensor:
+        return through(hidden, steps)
+
+
+def through(hidden: Tensor, steps: Sequence[_Step]) -> Tensor:
+    """What comes out of layers, one after the other."""
+    for step in steps:
+        hidden = _Layer.apply(hidden, step, *step.params())  # type: ignore[no-untyped-call]
+    return hidden
+
+
+def _element(parameter: str) -> str:
+    """Path of the outermost module with a number for its name that holds a parameter; empty if there is none."""
+    *path, _ = parameter.split(".")
+    numbered = [place for place, part in enumerate(path, 1) if part.isdigit()]
+    return ".".join(path[: numbered[0]]) if numbered else ""
 
 
 class _Step:
@@ -75,19 +106,27 @@ class _Step:
     share = 0.0
     is_last = False
 
-    def __init__(self, model: EmulatedModel, params: Sequence[Parameter]) -> None:
-        self.params = list(params)
-        self.pace = model.pace
-        self._homes: list[Tensor | None] = [None] * len(self.params)
-        self._index = {p: index for index, p in enumerate(self.params)}
+    def __init__(self, pace: Pace, places: Sequence[tuple[nn.Module, str]]) -> None:
+        self.pace, self._places = pace, places
+        self._homes: list[Tensor | None] = [None] * len(places)
+        self._hooks: GradientHooks | None = None
 
-    def remember_gradients(self) -> None:
-        """Note where every gradient is kept, once the first backward pass and the trainer have put it there."""
-        self._hooks = GradientHooks(self.params, self._note)
+    def params(self) -> list[Parameter]:
+        """The parameters that the modules have now: a trainer may replace them.
+
+        The first time, it hooks them to note where every gradient is kept: behind the trainer's own hooks, which may
+        move gradients.
+        """
+        found: list[Any] = [getattr(module, name) for module, name in self._places]
+        if self._hooks is None:
+            self._index = {p: index for index, p in enumerate(found)}
+            self._hooks = GradientHooks(found, self._note)
+        self._now = found
+        return found
 
     def gradients(self) -> list[Tensor]:
         """Tensors that autograd takes over without a copy."""
-        known = zip(self._homes, self.params, strict=True)
+        known = zip(self._homes, self._now, strict=True)
         return [_blank(p) if home is None else home.detach() for home, p in known]
 
     def _note(self, p: Parameter) -> None:

@@ -20,6 +20,8 @@ from bagua_bench.results.result import Study, Values
 SMALLEST, LARGEST = 10, 31
 """Binary logarithms of the bucket sizes to try, bytes; sizes beyond the model's are all alike and are left out."""
 MOST_CHANNELS = 4
+HOPELESS = 3
+"""A setting is given up if its first step takes so many times as long as the longest one of the best setting."""
 _GIB = 2**30
 _LATE = 10**9  # a step behind every warm-up
 
@@ -27,6 +29,8 @@ _LATE = 10**9  # a step behind every warm-up
 @dataclass(frozen=True)
 class Autotune:
     """How to tune: `max_samples` settings, each for `sample_steps` steps behind one that is not counted.
+
+    If the one that is not counted is hopelessly slow, its setting gets no further steps.
 
     sample_steps: of an algorithm that communicates every k-th step, a multiple of k.
     warmup_steps: steps before the first sample; more than an algorithm's own warm-up.
@@ -90,6 +94,8 @@ class Tuner:
         self._ends: list[int] = []
         self._steps = 0
         self._due = asked.warmup_steps
+        self._first = False  # the step that is due is the first one of its setting
+        self._best, self._limit = math.inf, math.inf  # seconds: a step of the best setting, and what is hopeless
         self._order: list[str] = []
         self.done = False
         """Whether the best setting is in use for good."""
@@ -126,15 +132,21 @@ class Tuner:
             self._order = self._agreed_order()
             self._engine.plan.order = self._order
         else:
-            spans = self._spans[-self._asked.sample_steps :]
-            seconds = self._slowest(fmean(seconds_between(*span, self._device) for span in spans))
+            took = [seconds_between(*span, self._device) for span in self._spans]
+            self._spans.clear()
+            mean, longest = self._slowest(fmean(took), max(took))
+            if self._first and mean <= self._limit:
+                self._first, self._due = False, self._steps + self._asked.sample_steps
+                return
+            if mean < self._best and not self._first:
+                self._best, self._limit = mean, HOPELESS * longest
             self._ends.append(self._steps)
             if self._search is not None:
-                self._search.tell(self._gibibytes / seconds)
+                self._search.tell(self._gibibytes / mean)
         self._spans.clear()
         self.done = len(self._ends) == self._asked.max_samples
         self._take(self._agreed())
-        self._due = self._steps + 1 + self._asked.sample_steps
+        self._first, self._due = True, self._steps + 1
 
     def _take(self, values: Values) -> None:
         plan, algorithm = self._engine.plan, self._engine.algorithm
@@ -176,10 +188,11 @@ class Tuner:
         found = zip(places.tolist(), self._names, strict=True)
         return [name for place, name in sorted(found) if place >= 0]
 
-    def _slowest(self, seconds: float) -> float:
+    def _slowest(self, *seconds: float) -> list[float]:
+        """Of each of these times, the slowest rank's."""
         found = torch.tensor(seconds, device=self._device)
         self._together(lambda comm: comm.all_reduce(found, Op.MAX))
-        return float(found)
+        return [float(value) for value in found]
 
 
 def _space(algorithm: Algorithm, comm: CountedComm, nbytes: float) -> dict[str, range]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from algorithms.base import Algorithm, Bucket
-from bagua_bench.engine.layout import is_dense
+from bagua_bench.fused.memory import is_dense
 
 
 def split(sizes: Sequence[tuple[str, int]], bucket_size: int) -> list[list[int]]:

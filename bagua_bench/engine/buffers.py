@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.base import Comm, Op
-from bagua_bench.engine.layout import is_dense
+from bagua_bench.fused.memory import is_dense
 
 _ALIGNMENT = 16  # bytes; a flat tensor holds buffers of several types
 _AVERAGED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

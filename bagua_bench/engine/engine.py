@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,15 +22,17 @@ from bagua_bench.engine.autotune import Autotune, Tuner
 from bagua_bench.engine.buckets import make_buckets
 from bagua_bench.engine.buffers import Buffers
 from bagua_bench.engine.gradients import Gradients
-from bagua_bench.engine.layout import is_dense, refuse_unfit
+from bagua_bench.engine.layout import refuse_unfit
 from bagua_bench.engine.plan import Opener, Plan
 from bagua_bench.engine.rounds import Rounds
 from bagua_bench.engine.saved import Saved
-from bagua_bench.engine.schedule import Schedule
+from bagua_bench.engine.schedule import Perform, Schedule, perform
 from bagua_bench.engine.several import Several
 from bagua_bench.engine.sizing import LEAST
 from bagua_bench.engine.streams import open_channels
 from bagua_bench.engine.watch import Watch, release, take
+from bagua_bench.fused.memory import is_dense
+from bagua_bench.fused.optimizer import replaced, unfused
 from bagua_bench.results.result import Sending, Study
 
 
@@ -42,7 +44,7 @@ class Engine(Saved):
     use: the averaged gradient, or, where the algorithm communicates no gradients, this rank's own. A failed collective
     is raised, as `CommError`, by the `backward()` or `step()` that needs it.
 
-    optimizer: of the model's parameters; or several, whose steps are taken one after another.
+    optimizer: of the model's parameters, `fuse`d or not; or several, whose steps are taken one after another.
     comm: the ranks that take part; None: all ranks of torch.distributed's default group.
     bucket_size: bytes at which a bucket closes; 0 makes one bucket per tensor. None: chosen by what collectives cost,
     at least `least_bucket` (engine/sizing.py).
@@ -54,7 +56,7 @@ class Engine(Saved):
     algorithm uses these; `grad_norm` is the norm before clipping.
     autotune: tune bucket size, channels and hierarchy in the first steps, then train on with the best.
     lanes, averaging: make the objects that run communication beside computation, in steps and in averaging rounds.
-    arithmetic: the context of the algorithm's methods, on any thread.
+    perform: calls a piece of the algorithm with a bucket and whatever else it needs, on any thread.
     shares_cores: on the CPU, communication takes time from computing; off where computing is emulated.
 
     ValueError, one line, for a model, an optimizer or a number of ranks that does not fit, and where ranks differ.
@@ -77,7 +79,7 @@ class Engine(Saved):
         autotune: Autotune | None = None,
         lanes: Opener = open_channels,
         averaging: Callable[..., Any] = AveragingLoop,
-        arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
+        perform: Perform = perform,
         shares_cores: bool = True,
     ) -> None:
         super().__init__(find_unused_parameters, max_grad_norm, averaging)
@@ -89,11 +91,12 @@ class Engine(Saved):
         self.comm = TorchComm.default() if comm is None else comm
         self._owns_comm = comm is None
         self.plan = Plan(algorithm, self.comm, bucket_size, channels, least_bucket, lanes, shares_cores)
-        self._overlap, self._broadcasts, self._arithmetic = overlap, broadcast_buffers, arithmetic
+        self._overlap, self._broadcasts, self._perform = overlap, broadcast_buffers, perform
         self._forward_hook: RemovableHandle | None = None
         self._tuner: Tuner | None = None
         self._guards: list[RemovableHandle] = []
-        self.optimizer = algorithm.optimizer(optimizers[0] if len(optimizers) == 1 else Several(optimizers))
+        given = optimizers[0] if len(optimizers) == 1 else Several(optimizers)
+        self.optimizer = replaced(given, algorithm.optimizer)
         try:
             self._attach()
             self._start()
@@ -143,7 +146,7 @@ class Engine(Saved):
             pending = self._schedule.pending
             self._detach()
             self._attach(trained)
-            self.algorithm.start(self.buckets, self.comm, self.optimizer)
+            self.algorithm.start(self.buckets, self.comm, unfused(self.optimizer))
             state.restore(self.buckets, self._names, saved)
             self._schedule.resume(pending)
             self._averaging = None
@@ -176,7 +179,7 @@ class Engine(Saved):
         self.plan.close()
         if self._averaging is not None:
             self._averaging.abandon() if failed else self._averaging.stop()
-        self.algorithm.stop(self.optimizer)
+        self.algorithm.stop(unfused(self.optimizer))
         if self._owns_comm and not failed:
             self.comm.close()
 
@@ -227,7 +230,7 @@ class Engine(Saved):
             overlap=self._overlap,
             clips=self._max_norm is not None,
             unscale=self._unscale,
-            arithmetic=self._arithmetic,
+            perform=self._perform,
         )
         self._hook_gradients()
         self._forward_hook = model.register_forward_pre_hook(hooks.ForwardHook(self._forward_begins))
@@ -253,7 +256,7 @@ class Engine(Saved):
         for bucket in self.buckets:
             bucket.state.clear()
             bucket.each.clear()
-        self.algorithm.start(self.buckets, self.comm, self.optimizer)
+        self.algorithm.start(self.buckets, self.comm, unfused(self.optimizer))
         self._begin(0)
 
     def _broadcast_everything(self) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+from bagua_bench.fused.memory import is_dense
+
 
 def refuse_unfit(model: nn.Module, optimizer: Optimizer) -> None:
     """ValueError, one line that names the parameter, for a model that could not be trained correctly."""
@@ -23,16 +25,6 @@ def refuse_strangers(model: nn.Module, optimizer: Optimizer) -> None:
     """ValueError for an optimizer that trains parameters of no part of the model."""
     for message in _strangers(dict(model.named_parameters()), optimizer):
         raise ValueError(message)
-
-
-def is_dense(x: Tensor) -> bool:
-    """Whether the elements of x lie side by side, in whatever order of dimensions, each for itself."""
-    expected = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _kinds(named: dict[str, nn.Parameter]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +16,13 @@ from bagua_bench.engine.buffers import Buffers
 from bagua_bench.engine.lanes import Channels
 from bagua_bench.engine.order import InOrder
 from bagua_bench.engine.rounds import Rounds
+
+Perform = Callable[..., None]
+
+
+def perform(piece: Callable[..., None], bucket: Bucket, *rest: object) -> None:
+    """Call a piece of an algorithm: `prepare`, `communicate` or `finish`, or a turn's own."""
+    piece(bucket, *rest)
 
 
 @dataclass
@@ -41,7 +47,7 @@ class Schedule:
     overlap: launch as soon as possible; off: in `land`.
     clips: gradients are clipped after the backward pass, so that an algorithm that uses them up has to wait for it.
     unscale: called on the gradients of a bucket before they are communicated.
-    arithmetic: the context of the algorithm's methods.
+    perform: calls a piece of the algorithm with a bucket and whatever else it needs.
     """
 
     def __init__(
@@ -55,12 +61,12 @@ class Schedule:
         overlap: bool,
         clips: bool,
         unscale: Callable[[Sequence[Tensor]], None],
-        arithmetic: Callable[[], AbstractContextManager[object]],
+        perform: Perform,
     ) -> None:
         self._algorithm, self._comm, self._channels = algorithm, comm, channels
         self._buckets, self._buffers = buckets, buffers
         self._overlap, self._clips, self._unscale = overlap, clips, unscale
-        self._arithmetic = arithmetic
+        self._perform = perform
         self._flights: list[_Flight] = []
         self.rounds = Rounds()
         """Averaging rounds that were applied."""
@@ -153,24 +159,22 @@ class Schedule:
     def snapshot(self) -> None:
         """Begin a round: copy the weights and buffers that it averages."""
         self.rounds.begin(self.step)
-        with self._arithmetic():
-            for bucket in self._buckets:
-                self._algorithm.prepare(bucket, self.step)
+        for bucket in self._buckets:
+            self._perform(self._algorithm.prepare, bucket, self.step)
         if self._buffers:
             self._buffers.take()
 
     def exchange(self) -> None:
         """The communication of a round."""
         for bucket in self._buckets:
-            self._communicate(self._algorithm.communicate, bucket, self.step, self._comm)
+            self._perform(self._algorithm.communicate, bucket, self._comm, self.step)
         if self._buffers:
             self._buffers.communicate(self._comm)
 
     def apply(self) -> None:
         """End a round: bring its result into weights and buffers."""
-        with self._arithmetic():
-            for bucket in self._buckets:
-                self._algorithm.finish(bucket, self.step)
+        for bucket in self._buckets:
+            self._perform(self._algorithm.finish, bucket, self.step)
         if self._buffers:
             self._buffers.put()
         self.rounds.end(self.step)
@@ -222,13 +226,11 @@ class Schedule:
         bucket = self._buckets[index]
         if turn.when is When.BACKWARD:
             self._unscale([bucket.grad])
-        with self._arithmetic():
-            prepare(bucket, step)
+        self._perform(prepare, bucket, step)
         self._channels.submit(index, partial(self._communicate, communicate, bucket, step))
 
     def _communicate(self, communicate: Piece, bucket: Bucket, step: int, comm: CountedComm) -> None:
-        with self._arithmetic():
-            communicate(bucket, comm, step)
+        self._perform(communicate, bucket, comm, step)
 
     def _wait(self, flight: _Flight) -> None:
         if flight.mark is not None:
@@ -237,10 +239,9 @@ class Schedule:
 
     def _finish(self, flight: _Flight) -> None:
         *_, finish = self._pieces(flight.turn)
-        with self._arithmetic():
-            for index, bucket in enumerate(self._buckets):
-                if _includes(flight.turn, index):
-                    finish(bucket, flight.step)
+        for index, bucket in enumerate(self._buckets):
+            if _includes(flight.turn, index):
+                self._perform(finish, bucket, flight.step)
         if flight.carries_buffers and self._buffers:
             self._buffers.put()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from bagua_bench.configuration.cell import Cell
@@ -19,17 +19,21 @@ _FRESH = 60.0  # seconds for which a survey of the network is good
 
 
 class Shaped:
-    """Processes on the servers of an emulated network."""
+    """Processes on the servers of an emulated network.
 
-    def __init__(self, network: star.Network, processes: Workers) -> None:
-        self._network, self._workers = network, processes
+    `start` starts them, once the network has been measured: while they import what they need, it looks slower.
+    """
+
+    def __init__(self, network: star.Network, start: Callable[[], Workers]) -> None:
+        self._network, self._start = network, start
+        self._workers: Workers | None = None
         self._last: list[survey.Pair] | None = None
         self._when = 0.0
 
     @property
     def sound(self) -> bool:
         """Whether no process has failed or ended."""
-        return self._workers.sound
+        return self._workers is None or self._workers.sound
 
     def run(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
         """Run a cell. Returns rank 0's result; `measured` receives the network's description.
@@ -63,6 +67,8 @@ class Shaped:
         return result
 
     def _train(self, cell: Cell, watch: Watch) -> Result:
+        if self._workers is None:
+            self._workers = self._start()
         try:
             return self._workers.run(cell, watch)
         except RunFailed as failure:
@@ -89,7 +95,7 @@ def shaped(cell: Cell) -> Iterator[Shaped]:
     Nothing is left behind.
     """
     try:
-        with star.up(shape_of(cell)) as network, workers(cell.cluster.ranks, network.hosts) as processes:
-            yield Shaped(network, processes)
+        with star.up(shape_of(cell)) as network, ExitStack() as stack:
+            yield Shaped(network, lambda: stack.enter_context(workers(cell.cluster.ranks, network.hosts)))
     except (NetworkError, OSError) as error:
         raise RunFailed(f"network: {error}") from error

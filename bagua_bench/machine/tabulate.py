@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,7 @@ def tabulate(task: TaskPart) -> Layers:
 
 def _layers(task: Task, model: nn.Module, position: dict[nn.Parameter, int]) -> tuple[Layer, ...]:
     layers: list[Layer] = []
+    called: dict[nn.Module, int] = {}  # the last of its layers
     seen: set[int] = set()
     counted = 0
     flops = FlopCounterMode(display=False)
@@ -46,6 +48,7 @@ def _layers(task: Task, model: nn.Module, position: dict[nn.Parameter, int]) -> 
         own = [position[p] for p in module.parameters(recurse=False) if p in position and position[p] not in seen]
         seen.update(own)
         total = flops.get_total_flops()
+        called[module] = len(layers)
         layers.append(Layer((total - counted) // 2 // task.batch, tuple(own)))
         counted = total
 
@@ -56,9 +59,38 @@ def _layers(task: Task, model: nn.Module, position: dict[nn.Parameter, int]) -> 
         task.loss(model, batch)
     for hook in hooks:
         hook.remove()
-    unused = [i for i in position.values() if i not in seen]
-    assert not unused, f"parameters {unused} belong to no module that the forward pass calls"
-    return tuple(layers)
+    through = _used_through_functions(model, position, seen, called)
+    return tuple(
+        replace(layer, params=(*layer.params, *through.get(number, []))) for number, layer in enumerate(layers)
+    )
+
+
+def _used_through_functions(
+    model: nn.Module, position: dict[nn.Parameter, int], seen: set[int], called: dict[nn.Module, int]
+) -> dict[int, list[int]]:
+    """By layer: parameters of modules that are never called, because a module around them passes them to a function.
+
+    `nn.MultiheadAttention` does so with its `out_proj`. ValueError, with their names, if no module around them is
+    called either.
+    """
+    found: dict[int, list[int]] = {}
+    lost = []
+    for name, p in model.named_parameters():
+        if p not in position or position[p] in seen:
+            continue
+        around = name.split(".")[:-1]
+        owners = [model.get_submodule(".".join(around[:length])) for length in range(len(around), -1, -1)]
+        layer = next((called[owner] for owner in owners if owner in called), None)
+        if layer is None:
+            lost.append(name)
+        else:
+            found.setdefault(layer, []).append(position[p])
+    if lost:
+        raise ValueError(
+            f"parameters {', '.join(lost)}: the forward pass calls no module that holds them; call one, or freeze them "
+            "(requires_grad=False)"
+        )
+    return found
 
 
 def optimizer_traffic(optimizer: Optimizer) -> tuple[str, int]:

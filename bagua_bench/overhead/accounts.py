@@ -10,6 +10,9 @@ import numpy as np
 from bagua_bench.results import stats
 
 _SHARE = 0.05  # of what the tensors need, for all else that an engine keeps
+_LOOP = "plain loop"
+WAYS = {"plain": _LOOP, "again": _LOOP, "ours": "fuse()", "foreach": "foreach=True", "fused": "fused=True"}
+"""Ways of taking an optimizer's step: parameter by parameter, the same again for the noise, ours, and torch's two."""
 
 COLUMNS = {
     "time": {
@@ -32,6 +35,18 @@ COLUMNS = {
         "largest bucket": "{bucket_mb:.0f}",
         "allowed": "{allowed_mb:.0f}",
         "within": "{within}",
+    },
+    "optimizer": {
+        "model": "{model}",
+        "optimizer": "{name}",
+        "plain loop, ms": "{plain_ms:.2f}",
+        "fuse() / plain": "{ours}",
+        "foreach / plain": "{foreach}",
+        "fused / plain": "{fused}",
+        "plain / plain": "{again}",
+        "fuse() / fused": "{ours_to_fused}",
+        "fastest": "{fastest}",
+        "rounds": "{rounds}",
     },
 }
 """Titles and formats of the columns of each part."""
@@ -63,6 +78,47 @@ def times(task: str, algos: Sequence[str], ranks: Sequence[Sequence[Sequence[flo
             }
         )
     return rows
+
+
+def optimizers(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row per model and optimizer: every way's time over the plain loop's, round by round, with 95 % intervals."""
+    rows = []
+    for each in found:
+        seconds: dict[str, Any] = {way: np.asarray(taken) for way, taken in each["seconds"].items()}
+        plain = seconds["plain"]
+        ratios = {way: _ratio(seconds[way], plain) if way in seconds else None for way in WAYS if way != "plain"}
+        ratios["ours_to_fused"] = _ratio(seconds["ours"], seconds["fused"]) if "fused" in seconds else None
+        name, median = each["optimizer"].rpartition(".")[2], float(np.median(plain))
+        row = {**each, "name": name, "plain_ms": median * 1e3, "rounds": len(plain), "ratios": ratios}
+        shown = {key: _shown(ratio) for key, ratio in ratios.items()}
+        rows.append({**row, **shown, "fastest": _fastest(seconds)})
+    return rows
+
+
+def _shown(ratio: tuple[float, tuple[float, float]] | None) -> str:
+    """A ratio and its interval; `-` for a way that the optimizer does not have."""
+    return "-" if ratio is None else f"{ratio[0]:.2f} ({ratio[1][0]:.2f}-{ratio[1][1]:.2f})"
+
+
+def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which optimizers are better left to torch's own kernels, and which to `fuse`, a line per model and way."""
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        for way, what in (("fused", "prefer torch's own kernel, fused=True"), ("ours", "prefer fuse()")):
+            names = [row["name"] for row in rows if row["model"] == model and row["fastest"] == WAYS[way]]
+            if names:
+                lines.append(f"{model}: {what}, for {', '.join(names)}")
+    return lines
+
+
+def _fastest(seconds: Mapping[str, Any]) -> str:
+    """What takes the least time: several ways if their intervals overlap, the noise of the plain loop included."""
+    again = _ratio(seconds["again"], seconds["plain"])[1]
+    noise = max(again[1], 1 / again[0], 1.0)
+    medians = {way: float(np.median(taken)) for way, taken in seconds.items() if way != "again"}
+    best = min(medians, key=medians.__getitem__)
+    near = [way for way in medians if way == best or _ratio(seconds[way], seconds[best])[1][0] <= noise]
+    return " or ".join(WAYS[way] for way in near)
 
 
 def _ratio(ours: Any, theirs: Any) -> tuple[float, tuple[float, float]]:

@@ -20,6 +20,6 @@ class Peer(ABC):
     def attach(self, model: nn.Module, optimizer: Optimizer, comm: CountedComm) -> Trainer:
         """Wrap model and optimizer; collective over `comm`."""
 
-    @abstractmethod
     def program(self, layers: Layers, servers: int, per_server: int, steps: int) -> Program:
-        """The schedule of `steps` steps, for the simulator."""
+        """The schedule of `steps` steps, for the simulator. ValueError if the suite has none (`about.modes`)."""
+        raise ValueError(f"{type(self).__name__}: has no schedule for mode=simulate")

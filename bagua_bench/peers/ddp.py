@@ -35,8 +35,7 @@ class DDP(Peer):
     ) -> None:
         self._caps = first_bucket_cap_mb, bucket_cap_mb
         self.options: dict[str, Any] = {
-            # With an explicit list, PyTorch also uses these buckets in its first step, which it does not by default.
-            "bucket_cap_mb_list": None if self._caps == (1, 25) else list(self._caps),
+            "bucket_cap_mb_list": caps(*self._caps),
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "static_graph": static_graph,
             "find_unused_parameters": find_unused_parameters,
@@ -47,18 +46,41 @@ class DDP(Peer):
         return DDPTrainer(model, optimizer, comm, self.options)
 
     def program(self, layers: Layers, servers: int, per_server: int, steps: int) -> Program:
-        """Buckets are filled in the order in which gradients become ready, and closed once they reach their cap."""
-        first, rest = self._caps
-        nbytes, ranks = schedule.sizes(layers), servers * per_server
-        order = [position for layer in reversed(layers.layers) for position in reversed(layer.params)]
-        buckets: list[list[int]] = [[]]
-        for position in order:
-            if sum(nbytes[i] for i in buckets[-1]) >= (first if len(buckets) == 1 else rest) * MIB:
-                buckets.append([])
-            buckets[-1].append(position)
-        sends = schedule.BucketSends(buckets, nbytes)
-        found = schedule.program(layers, ranks, steps, sends, schedule.all_reduced(layers, ranks))
-        return replace(found, asynchronous=True)
+        return bucketed(layers, servers * per_server, steps, self._caps)
+
+
+def caps(first: float, rest: float) -> list[float] | None:
+    """DDP's `bucket_cap_mb_list`; None for PyTorch's own caps.
+
+    With an explicit list, PyTorch also uses these buckets in its first step, which it does not by default.
+    """
+    return None if (first, rest) == (1, 25) else [first, rest]
+
+
+def bucketed(
+    layers: Layers,
+    ranks: int,
+    steps: int,
+    caps: tuple[float, float],
+    share: float = 1.0,
+    casts: tuple[float, float] = (0.0, 0.0),
+) -> Program:
+    """DDP's steps; `share` of every gradient's bytes travels, cast before and after (`schedule.BucketSends`).
+
+    Buckets are filled in the order in which gradients become ready, and closed once they reach their cap (first and
+    rest, MiB).
+    """
+    first, rest = caps
+    nbytes = schedule.sizes(layers)
+    order = [position for layer in reversed(layers.layers) for position in reversed(layer.params)]
+    buckets: list[list[int]] = [[]]
+    for position in order:
+        if sum(nbytes[i] for i in buckets[-1]) >= (first if len(buckets) == 1 else rest) * MIB:
+            buckets.append([])
+        buckets[-1].append(position)
+    sends = schedule.BucketSends(buckets, [int(share * size) for size in nbytes], casts)
+    found = schedule.program(layers, ranks, steps, sends, share * schedule.all_reduced(layers, ranks))
+    return replace(found, asynchronous=True)
 
 
 class DDPTrainer(Trainer):
@@ -66,11 +88,18 @@ class DDPTrainer(Trainer):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, comm: TorchComm, options: dict[str, Any]) -> None:
         self.model, self.optimizer = model, optimizer
-        trained = [p for p in model.parameters() if p.requires_grad]
-        self._hooks = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in trained]
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self._hooks = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in self._trained]
         self.module = self._ddp = DistributedDataParallel(model, process_group=comm.group, **options)
-        self._per_step = traffic.all_reduce(sum(p.nbytes for p in trained), comm.size)
+        self._gradients = traffic.all_reduce(sum(p.nbytes for p in self._trained), comm.size)
         self._sent = 0.0
+
+    def _step_bytes(self) -> float:
+        """Bytes that this rank sends in the backward pass of this step: DDP's collectives do not pass through `Comm`.
+
+        Every synchronised step all-reduces all gradients once.
+        """
+        return self._gradients
 
     def _gradient_ready(self, p: Tensor) -> None:
         self.gradients_done = stamp(p.device, self.gradients_done)
@@ -79,7 +108,7 @@ class DDPTrainer(Trainer):
         return self._ddp.no_sync()
 
     def synchronize(self) -> None:
-        self._sent += self._per_step
+        self._sent += self._step_bytes()
         self._unscale_own()  # gradients are the same on all ranks, and so are overflows
 
     def optimize(self) -> None:
@@ -89,7 +118,6 @@ class DDPTrainer(Trainer):
         pass
 
     def sent(self) -> dict[str, float]:
-        """DDP's collectives do not pass through `Comm`: every synchronised step all-reduces all gradients once."""
         return {"flat": self._sent, "intra": 0.0, "inter": 0.0}
 
     def close(self, failed: bool = False) -> None:

@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 from bagua_bench.comm import traffic
 from bagua_bench.machine.layers import Layers
-from bagua_bench.machine.program import Collective, Fusion, Item, Phase, Program, Submit, Wait, Work
+from bagua_bench.machine.program import (
+    Collective,
+    Fusion,
+    Item,
+    Operation,
+    Phase,
+    Program,
+    Submit,
+    Traffic,
+    Wait,
+    Work,
+)
 
 Sends = Callable[[int], Iterable[Item]]
 """The items to issue when the gradient of a parameter (given by its position) becomes ready."""
@@ -37,11 +48,20 @@ def sizes(layers: Layers) -> list[int]:
 
 
 class BucketSends:
-    """One all-reduce per bucket, as soon as the bucket and all before it are complete."""
+    """One all-reduce per bucket, as soon as the bucket and all before it are complete.
 
-    def __init__(self, buckets: Sequence[Sequence[int]], nbytes: Sequence[int]) -> None:
+    casts: memory traffic before and after it, per byte that travels.
+    """
+
+    def __init__(
+        self, buckets: Sequence[Sequence[int]], nbytes: Sequence[int], casts: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
         self._missing = [set(bucket) for bucket in buckets]
-        self._calls = [Collective("all_reduce", sum(nbytes[i] for i in bucket), "flat") for bucket in buckets]
+        self._calls: list[tuple[Operation, ...]] = []
+        for bucket in buckets:
+            size = sum(nbytes[i] for i in bucket)
+            before, after = (tuple([Traffic(cast * size)] if cast else []) for cast in casts)
+            self._calls.append((*before, Collective("all_reduce", size, "flat"), *after))
         self._bucket_of = {i: number for number, bucket in enumerate(buckets) for i in bucket}
         self._front = 0
 
@@ -49,7 +69,7 @@ class BucketSends:
         self._missing[self._bucket_of[position]].discard(position)
         items: list[Item] = []
         while self._front < len(self._missing) and not self._missing[self._front]:
-            items.append(Submit((self._calls[self._front],)))
+            items.append(Submit(self._calls[self._front]))
             self._front += 1
         return items
 

@@ -22,6 +22,9 @@ HISTORY = {
     "left to it; `streams_2p` and `chunk_2p` in the settings of `result.study`; `config.run.autotune.advised`: how "
     "many of them the simulator proposed; `config.task.sampler`, `.batching`, `.samples` and `.cache` of tasks on "
     "sequences and images; `result.imbalance` where batches differ in work",
+    7: "`config.network.software_delay`: whether software adds the latency; in older versions it did in every "
+    "simulation with latency of a cluster with `shaped`; `config.run.fused_optimizer`, missing where it is off; "
+    "`config.task.sync_bn` of ResNet-50",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -92,11 +95,21 @@ def _from_5(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
+def _from_6(record: dict[str, Any]) -> dict[str, Any]:
+    config = record["config"]
+    network = config["network"]
+    late = config["mode"] == "simulate" and "shaped" in config["cluster"]["physics"]
+    late = late and bool(network["latency"] or network["jitter"])
+    config = {**config, "network": {**network, "software_delay": late}}
+    return {**record, "config": config, "cell": identity(config)} if late else {**record, "config": config}
+
+
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: _from_1,
     2: _from_2,
     3: _from_3,
     4: _from_4,
     5: _from_5,
+    6: _from_6,
 }
 """For each version, the migration to the next."""

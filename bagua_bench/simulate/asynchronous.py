@@ -63,10 +63,6 @@ class _Rounds:
             return finished[0].end - finished[0].begin + self._round.pause
         return (finished[-1].begin - finished[0].begin) / (len(finished) - 1)
 
-    def busy(self, begin: float, end: float) -> float:
-        """Seconds of an interval in which a round is under way."""
-        return sum(max(0.0, min(end, f.end) - max(begin, f.begin)) for f in self.done[-3:])
-
     def gate(self, k: int, now: float) -> float:
         """Apply a waiting result to class k, which is between two steps; return the time at which it may go on."""
         flight = self.done[-1]
@@ -90,8 +86,7 @@ def _step(clock: Clock, rounds: _Rounds, step: Step, k: int, now: float) -> tupl
         elif isinstance(item, Gate):
             now = rounds.gate(k, now)
         elif isinstance(item, Work):
-            work = clock.work(item, k)
-            now += work + clock.interference / (1 + clock.interference) * rounds.busy(now, now + work)
+            now += clock.work(item, k)
         elif isinstance(item, Traffic):
             now += clock.duration(item, k)
         else:

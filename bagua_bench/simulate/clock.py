@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from bagua_bench.machine.compute import Compute
 from bagua_bench.machine.program import (
     Collective,
+    Fusion,
     Item,
     Operation,
     Phase,
@@ -27,7 +28,10 @@ from bagua_bench.simulate.asynchronous import run_asynchronous
 from bagua_bench.simulate.cluster import Cluster
 from bagua_bench.simulate.costs import seconds, wire, without_hops
 from bagua_bench.simulate.lanes import Lanes, Left
-from bagua_bench.simulate.timing import Timing, split
+from bagua_bench.simulate.timing import Timing, averaged, split
+
+_PHASES = 8
+"""Steps begin at any time of a fusion cycle; the mean over so many evenly spaced ones is taken."""
 
 
 class Clock:
@@ -53,6 +57,12 @@ class Clock:
         """The time of every step."""
         if program.round is not None:
             return run_asynchronous(self, program)
+        if program.fusion is None:
+            return self._run(program)
+        return averaged([self._run(program, (k + 0.5) / _PHASES) for k in range(_PHASES)])
+
+    def _run(self, program: Program, phase: float = 0.0) -> Timing:
+        """The time of every step, which begins when this share of a fusion cycle has yet to pass."""
         timing = Timing()
         left: list[Left] = []
         for number, step in enumerate(program.steps):
@@ -62,7 +72,7 @@ class Clock:
                 continue
             self.enter(number)
             lanes = int(self._cluster.physics.lanes) if program.asynchronous else 1
-            run = _Run(self, program, lanes, left)
+            run = _Run(self, program, lanes, left, phase)
             timing.steps.append(run.take(step))
             left = run.left()
         return timing
@@ -71,11 +81,6 @@ class Clock:
     def classes(self) -> range:
         """Numbers of the classes."""
         return range(len(self._factors))
-
-    @property
-    def interference(self) -> float:
-        """Slow-down of computing while communication runs, as a share."""
-        return self._cluster.physics.interference
 
     def enter(self, step: int) -> None:
         """Have computing take as long as in this step."""
@@ -112,15 +117,18 @@ class Clock:
         return min(self._cluster.physics.carry_over * exposed, hideable)
 
     def negotiation(self) -> float:
-        """Seconds for Horovod's workers to agree on what is ready: two all-reduces of 2 ceil(log2 n) hops each."""
+        """Seconds for Horovod's workers to agree on what is ready: ceil(log2 n) hops.
+
+        That is one all-reduce of a bit per tensor by recursive doubling, once the tensors are in its response cache.
+        """
         servers = self._cluster.layout.servers
-        return 4 * (servers - 1).bit_length() * self._cluster.latency if servers > 1 else 0.0
+        return (servers - 1).bit_length() * self._cluster.latency if servers > 1 else 0.0
 
 
 class _Run:
     """One step: where every class's training thread is, and when its lane will be empty."""
 
-    def __init__(self, clock: Clock, program: Program, lanes: int, left: Sequence[Left]) -> None:
+    def __init__(self, clock: Clock, program: Program, lanes: int, left: Sequence[Left], phase: float) -> None:
         self._clock, self._fusion = clock, program.fusion
         self._ends = [0.0] * lanes  # when each of the transport's lanes is free, if there are several
         self._line = 0.0
@@ -128,7 +136,7 @@ class _Run:
         self._lanes = Lanes(left, program.channels, len(clock.classes), clock.duration, clock.own_bytes)
         self._marks: list[list[tuple[str, float]]] = [[] for _ in clock.classes]
         self._pending: list[tuple[float, int]] = []
-        self._tick = 0.0
+        self._tick = 0.0 if self._fusion is None else (phase - 1) * self._period(self._fusion)
         self._updated = False
 
     def take(self, step: Step) -> list[dict[str, float]]:
@@ -144,7 +152,7 @@ class _Run:
         if isinstance(item, Work):
             self._updated |= item.phase == "optimizer"
             for k in self._clock.classes:
-                self._compute(k, self._clock.work(item, k))
+                self._now[k] += self._clock.work(item, k)
         elif isinstance(item, Submit):
             self._send(item.ops, self._now, item.key)
         elif isinstance(item, Ready):
@@ -165,15 +173,9 @@ class _Run:
             for marks, now in zip(self._marks, self._now, strict=True):
                 marks.append((item.name, now))
 
-    def _compute(self, k: int, work: float) -> None:
-        """Let class k compute for `work` seconds, longer while its lane is busy."""
-        slowed = work * (1 + self._clock.interference)
-        end = max(self._lanes.end(k, self._now[k] + slowed), *self._ends)
-        beside = max(0.0, end - self._now[k])
-        if slowed <= beside:
-            self._now[k] += slowed
-        else:
-            self._now[k] += beside + work - beside / (1 + self._clock.interference)
+    def _period(self, fusion: Fusion) -> float:
+        """Seconds from one tick to the next while nothing is sent."""
+        return max(fusion.cycle, self._clock.negotiation())
 
     def _send(self, ops: Sequence[Operation], ready: Sequence[float], key: int = 0) -> None:
         """Run operations in the lane of a channel; all classes meet in a collective."""
@@ -183,13 +185,18 @@ class _Run:
             self._lanes.submit(ops, key, ready)
 
     def _share(self, ops: Sequence[Operation], ready: float) -> None:
-        """Start collectives as soon as one of the transport's lanes is free; their latencies pass side by side."""
+        """Run operations, one after the other, in the transport's lane that is free first.
+
+        Latencies of several lanes pass side by side; bytes share one line.
+        """
+        first = self._ends.index(min(self._ends))
+        end = max(ready, self._ends[first])
         for op in ops:
-            assert isinstance(op, Collective)
-            first = self._ends.index(min(self._ends))
-            begin, busy = max(ready, self._ends[first]), self._clock.on_the_line(op)
-            self._line = max(begin, self._line) + busy
-            self._ends[first] = max(begin + self._clock.duration(op, 0), self._line)
+            begin, end = end, end + max(self._clock.duration(op, k) for k in self._clock.classes)
+            if isinstance(op, Collective):
+                self._line = max(begin, self._line) + self._clock.on_the_line(op)
+                end = max(end, self._line)
+        self._ends[first] = end
 
     def _fuse(self, until: float | None) -> None:
         """Horovod: at every tick up to `until` (None: until all is sent) send ready gradients, fused.
@@ -197,7 +204,7 @@ class _Run:
         There is only one fusion buffer, so the next tick waits until the lane has sent its contents.
         """
         assert self._fusion is not None
-        period = max(self._fusion.cycle, self._clock.negotiation())
+        period = self._period(self._fusion)
         while self._pending:
             tick = max(self._tick + period, *(self._lanes.end(k) for k in self._clock.classes))
             if until is not None and tick > until:

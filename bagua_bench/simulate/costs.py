@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from bagua_bench.configuration.physics import BUFFER
 from bagua_bench.machine.program import Collective
 from bagua_bench.simulate.cluster import Cluster, Layout
 
@@ -18,9 +19,11 @@ def seconds(call: Collective, cluster: Cluster) -> float:
     if call.group is not None:
         cluster = replace(cluster, layout=Layout(*call.group))
     servers, per_server = cluster.layout.servers, cluster.layout.per_server
-    host = cluster.physics.call if call.kind != "push_pull" else 0.0
+    host = cluster.physics.call
     if call.level == "intra" or (call.level == "flat" and servers == 1):
         return host + inside(call, per_server, cluster) if per_server > 1 else 0.0
+    if call.kind == "push_pull":
+        host = 0.0  # threads of their own wait for the servers
     return host + BETWEEN[call.kind](call, per_server if call.level == "flat" else 1, cluster)
 
 
@@ -101,14 +104,17 @@ def tree(call: Collective, g: int, cluster: Cluster) -> float:
 def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
     """Parameter servers beside the workers: 2(n - 1)/n S through every interface, pipelined in partitions.
 
-    A worker waits if its credit does not cover the round trip.
+    A worker has a connection to every other server. It waits if its credit, or its TCP windows, do not cover the round
+    trip; the credit comes back as whole partitions.
     """
     n, physics = cluster.layout.servers, cluster.physics
     nbytes = 2 * (n - 1) / n * call.nbytes
-    credit = physics.servers_window / (2 * cluster.latency) if cluster.latency else math.inf
-    rate = min(cluster.line * physics.efficiency_servers, physics.servers, credit)
+    rate = min(cluster.line * physics.efficiency_ring, physics.servers, (n - 1) * cluster.connection)
+    credit = min(physics.servers_window, (n - 1) * physics.window * cluster.network.buffer / BUFFER)
+    partition = min(physics.partition, credit)
+    cycle = cluster.cycle(credit, rate, partition, credit / partition)
     local = inside(Collective("all_reduce", call.nbytes, "intra"), g, cluster)
-    return nbytes / rate + local
+    return nbytes * cycle / credit + local
 
 
 def ring(hops: int, latency: float, transfer: float, cluster: Cluster) -> float:
@@ -125,19 +131,18 @@ def ring_transfer(nbytes: float, cluster: Cluster) -> float:
     physics = cluster.physics
     channels = max(1.0, physics.channels)
     software = physics.ring * math.pow(cluster.layout.servers, -physics.fade)
-    software = min(software, channels * cluster.lossy)
+    software = min(software, channels * cluster.connection)
     rate = min(cluster.goodput(physics.efficiency_ring, cluster.layout.servers), software)
     return nbytes / rate + cluster.stall(nbytes / channels, rate / channels)
 
 
 def direct_transfer(nbytes: float, connections: int, cluster: Cluster, processes: int = 1) -> float:
-    """Seconds for nbytes through an interface, spread evenly over `connections`; a single one collides with none."""
+    """Seconds for nbytes through an interface, spread evenly over `connections`."""
     if not connections:
         return 0.0
     physics = cluster.physics
-    efficiency = physics.efficiency_direct if connections > 1 else physics.efficiency_ring
     software = min(processes * physics.process, connections * cluster.connection)
-    rate = min(cluster.goodput(efficiency, connections // processes + 1), software)
+    rate = min(cluster.goodput(physics.efficiency_direct, connections // processes + 1), software)
     return nbytes / rate + cluster.stall(
         nbytes / connections, rate / connections, incast(connections, cluster, processes)
     )

@@ -56,7 +56,6 @@ class Lanes:
     ) -> None:
         self._duration, self._own_bytes, self._channels = duration, own_bytes, range(channels)
         self._pieces = [_Piece(channel, deque(), at) for channel, at in left]
-        self._waiting = [0.0 for _ in self._channels]  # at least so many seconds of class 0, for what has not begun
         self._landed = 0  # pieces that were waited for
         ends = {piece.channel: piece.at for piece in self._pieces}
         self._now = _State([deque() for _ in self._channels], [ends.get(c, [0.0] * classes) for c in self._channels])
@@ -69,15 +68,13 @@ class Lanes:
             self._settle(self._now, min(ready))
         self._pieces.append(piece)
         self._now.queues[piece.channel].append(piece)
-        self._waiting[piece.channel] += sum(self._duration(op, 0) for op in ops)
         self._foreseen = None
         if len(self._channels) == 1:
             self._settle(self._now, inf)
 
-    def end(self, k: int, enough: float = inf) -> float:
-        """When class k will be done with everything that is queued; or a time after `enough` when it still is not."""
-        soonest = max(at[k] + waiting for at, waiting in zip(self._now.at, self._waiting, strict=True))
-        return soonest if soonest >= enough else max(at[k] for at in self._future()[0].at)
+    def end(self, k: int) -> float:
+        """When class k will be done with everything that is queued."""
+        return max(at[k] for at in self._future()[0].at)
 
     def wait(self, behind: int) -> list[float]:
         """When each class will be done with all but the last `behind` pieces."""
@@ -116,8 +113,6 @@ class Lanes:
         piece, at = state.queues[channel][0], _ready(state, channel)
         if piece.ops:
             op = piece.ops.popleft()
-            if state is self._now:
-                self._waiting[channel] -= self._duration(op, 0)
             if isinstance(op, Collective):
                 at = [self._collective(state, op, max(at))] * len(at)
             else:

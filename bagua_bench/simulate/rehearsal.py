@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from algorithms.base import Algorithm
 from algorithms.codecs.base import Codec
-from bagua_bench.configuration import facts, plain
-from bagua_bench.configuration.cell import AlgoPart, Cell, TaskPart
+from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.components import build
 from bagua_bench.emulate.optimizer import IdleOptimizer
 from bagua_bench.emulate.task import EmulatedTask
@@ -20,67 +19,46 @@ from bagua_bench.machine.layers import Layers
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Phase, Program, Step, Traffic, Work
 from bagua_bench.peers.base import Peer
+from bagua_bench.simulate.replay import Replay, Unlike
+from bagua_bench.simulate.scene import Scene, read, scene_of
 from bagua_bench.simulate.tape import Tape, TapeChannels, TapeComm, TapeLoop, TapePace
 
 
-@dataclass(frozen=True)
-class _Rehearsed:
-    """The parts of a cell that its program depends on."""
-
-    task: TaskPart
-    algo: AlgoPart
-    servers: int
-    per_server: int
-    shrink: float
-    steps: int
-    untimed: int
-    accumulate: int
-    overlap: bool
-    bucket_size: int
-
-
-def rehearse(cell: Cell) -> Program:
-    """The program of a cell whose bucket size and channels are known, cached: it depends on no network and no times."""
-    run, cluster = cell.run, cell.cluster
-    assert run.bucket_size is not None and run.channels is not None
-    rehearsed = _Rehearsed(
-        task=cell.task,
-        algo=cell.algo,
-        servers=cluster.servers,
-        per_server=cluster.ranks_per_server,
-        shrink=cell.shrink,
-        steps=facts.algorithm(cell.algo).whole(run.steps),
-        untimed=run.untimed,
-        accumulate=run.accumulate,
-        overlap=run.overlap,
-        bucket_size=run.bucket_size,
-    )
-    return replace(_rehearsed(json.dumps(plain.dump(rehearsed), sort_keys=True)), channels=run.channels)
+def rehearse(cell: Cell, alike: bool = True, members: bool = True) -> Program:
+    """The program of a cell whose bucket size and channels are known; see `Scene` for the options."""
+    assert cell.run.channels is not None
+    return replace(rehearse_scene(scene_of(cell, alike, members).key), channels=cell.run.channels)
 
 
 @cache
-def _rehearsed(identity: str) -> Program:
-    rehearsed = plain.load(_Rehearsed, json.loads(identity))
-    layers = layers_of(rehearsed.task, rehearsed.shrink)
-    component = build(rehearsed.algo.target, rehearsed.algo.options)
-    servers, per_server = rehearsed.servers, rehearsed.per_server
+def rehearse_scene(key: str) -> Program:
+    """The program of the scene with this key, for one channel."""
+    scene = read(key)
+    layers = layers_of(scene.task, scene.shrink)
+    component = build(scene.algo.target, scene.algo.options)
+    servers, per_server = scene.servers, scene.per_server
     if isinstance(component, Peer):
-        return component.program(layers, servers, per_server, rehearsed.steps + rehearsed.untimed)
-    leader = _Rank(rehearsed, layers, 0)
-    steps = leader.steps()
-    kinds, counts = [leader], [servers * per_server]
-    if per_server > 1:
-        kinds.append(_Rank(rehearsed, layers, 1))
-        kinds[1].steps()
-        counts = [servers, servers * (per_server - 1)]
+        return component.program(layers, servers, per_server, scene.steps + scene.untimed)
+    try:
+        kinds, steps = _ranks(scene, layers, scene.alike)
+    except Unlike:
+        kinds, steps = _ranks(scene, layers, alike=False)
+    leader = kinds[0]
     return Program(
         steps,
         sent=tuple(rank.sent for rank in kinds),
-        counts=tuple(counts),
+        counts=(servers * per_server,) if len(kinds) == 1 else (servers, servers * (per_server - 1)),
         buckets=leader.buckets,
         round=leader.loop.round if leader.loop else None,
         sent_per_round=tuple(rank.loop.sent if rank.loop else {} for rank in kinds),
     )
+
+
+def _ranks(scene: Scene, layers: Layers, alike: bool) -> tuple[list[_Rank], tuple[Step, ...]]:
+    """A rank of every kind, after its steps, and the first one's steps: the leader's of a server, and another's."""
+    kinds = [_Rank(scene, layers, local, alike) for local in range(min(1 + scene.members, scene.per_server))]
+    steps = [rank.steps() for rank in kinds]
+    return kinds, steps[0]
 
 
 class _RehearsingEngine(Engine):
@@ -97,14 +75,15 @@ class _RehearsingEngine(Engine):
 class _Rank:
     """One rank's engine on meta tensors. Only bytes sent in the timed steps are counted."""
 
-    def __init__(self, rehearsed: _Rehearsed, layers: Layers, local: int) -> None:
-        self._run, self._tape = rehearsed, Tape()
+    def __init__(self, scene: Scene, layers: Layers, local: int, alike: bool) -> None:
+        self._run, self._tape = scene, Tape()
         self._loops: list[TapeLoop] = []
-        self._comm = TapeComm.world(self._tape, rehearsed.servers, rehearsed.per_server, local)
-        self._task = EmulatedTask(rehearsed.task.batch, layers, TapePace(self._tape), "meta")
+        self._comm = TapeComm.world(self._tape, scene.servers, scene.per_server, local)
+        self._task = EmulatedTask(scene.task.batch, layers, TapePace(self._tape), "meta")
         self._model = self._task.model()
-        algorithm = build(rehearsed.algo.target, rehearsed.algo.options)
+        algorithm = build(scene.algo.target, scene.algo.options)
         assert isinstance(algorithm, Algorithm)
+        perform = Replay(self._tape, self._comm).perform if alike else self._perform
         with self._tape.deaf():  # what happens before the first step is free
             self._engine = _RehearsingEngine(
                 self._tape,
@@ -117,10 +96,14 @@ class _Rank:
                 overlap=self._run.overlap,
                 lanes=lambda comm, number, device: TapeChannels(self._tape, comm),
                 averaging=self._make_loop,
-                arithmetic=self._tape.meter,
+                perform=perform,
             )
         self._engine.optimizer.step = self._optimizer_step  # type: ignore[method-assign,assignment]
         self.sent: dict[str, float] = {}
+
+    def _perform(self, piece: Callable[..., None], *arguments: object) -> None:
+        with self._tape.meter():
+            piece(*arguments)
 
     def steps(self) -> tuple[Step, ...]:
         """Take all steps, untimed ones first; return the timed ones."""

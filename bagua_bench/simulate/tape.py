@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -24,6 +24,7 @@ class Tape:
         self._items: list[Item] = []
         self._ops: list[program.Operation] | None = None
         self._deaf = False
+        self._seen: list[program.Operation] | None = None
 
     def add(self, item: Item) -> None:
         """Record what the training thread does."""
@@ -31,6 +32,8 @@ class Tape:
 
     def operation(self, op: program.Operation) -> None:
         """Record a collective or memory traffic, in the job if there is one."""
+        if self._seen is not None:
+            self._seen.append(op)
         if self._ops is not None:
             self._ops.append(op)
         elif not self._deaf:
@@ -48,6 +51,16 @@ class Tape:
         finally:
             self._ops = None
             ops[:] = _merged(ops)
+
+    @contextmanager
+    def watched(self) -> Iterator[list[program.Operation]]:
+        """A context that yields a list of all operations which are recorded in it."""
+        seen: list[program.Operation] = []
+        self._seen = seen
+        try:
+            yield seen
+        finally:
+            self._seen = None
 
     def meter(self) -> Meter:
         """A context whose arithmetic is recorded."""
@@ -179,6 +192,13 @@ class TapeComm(CountedComm):
         intra = cls(tape, "intra", local, per_server) if per_server > 1 else None
         inter = cls(tape, "inter", 0, servers) if intra is not None and local == 0 else None
         return cls(tape, "flat", local, servers * per_server, intra, inter, per_server=per_server)
+
+    def count(self, sent: Mapping[str, float]) -> None:
+        """Count bytes by level that are sent once more."""
+        self._sent += sent["flat"]
+        for level, comm in (("intra", self.intra), ("inter", self.inter)):
+            if comm is not None:
+                comm._sent += sent[level]
 
     def barrier(self) -> None:
         pass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from bagua_bench.results.phases import PHASES
 
@@ -16,6 +18,15 @@ class Timing:
     round_seconds: float = 0.0
     staleness: float = 0.0
     """Mean number of steps between a snapshot and its application, for an algorithm that runs ASYNC."""
+
+
+def averaged(timings: Sequence[Timing]) -> Timing:
+    """The mean of timings of the same steps and classes, none of them ASYNC."""
+    steps = [
+        [{name: fmean(one[name] for one in phases) for name in phases[0]} for phases in zip(*classes, strict=True)]
+        for classes in zip(*(timing.steps for timing in timings), strict=True)
+    ]
+    return Timing(steps)
 
 
 def split(marks: list[tuple[str, float]], end: float, begin: float = 0.0) -> dict[str, float]:

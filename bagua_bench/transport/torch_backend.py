@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua_bench.transport import environment
+from bagua_bench.transport.lane import Lane
 from bagua_bench.transport.native import NAME, Group, Piece, announce
 from bagua_bench.transport.tensors import DTYPES, Dense, numbers_of
-from bagua_bench.transport.work import Job, Lane, Message
+from bagua_bench.transport.work import Job, Message
 
 _ProcessGroup: Any = dist.ProcessGroup  # its stubs know neither its overloads nor its newer names
 
@@ -35,7 +36,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         self._native.join([bytes(store.get(f"{NAME}/{r}")) for r in range(size)], self._timeout)
         if rank == 0:
             announce(f"{NAME} in use: {size} ranks, {self._native.describe()}")
-        self._lane = Lane(self._native.close)
+        self._lane = Lane(self._native.close, self._native.abort, self._timeout)
         self._end = weakref.finalize(self, self._lane.end)
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Job:
@@ -213,7 +214,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of operations that start from now on."""
-        self._timeout = timeout.total_seconds()
+        self._timeout = self._lane.patience = timeout.total_seconds()
 
     @property
     def settings(self) -> dict[str, int]:
@@ -250,7 +251,9 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         return self._own_name
 
     def _run(self, call: Callable[[], Any], value: Any, opts: Any) -> Job:
-        return self._lane.run(Job(call, value), getattr(opts, "asyncOp", True))
+        job = Job(self._lane, call, value)
+        self._lane.run(job, getattr(opts, "asyncOp", True))
+        return job
 
     def _limit(self, opts: Any) -> float:
         given = opts.timeout.total_seconds() if opts is not None else 0.0

@@ -5,21 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
 
+from bagua_bench.transport.lane import Lane
 from bagua_bench.transport.native import Group
 
 
 class Job(Work):
     """A collective operation, run by its lane; its value is the list of tensors it filled."""
 
-    def __init__(self, run: Callable[[], None], value: Any) -> None:
+    def __init__(self, lane: Lane, run: Callable[[], None], value: Any) -> None:
         super().__init__()
-        self._run, self._value = run, value
+        self._lane, self._run, self._value = lane, run, value
         self._ended = False
         self._running = threading.Lock()  # released at the end; an Event would cost as much as a small operation
         self._running.acquire()
@@ -29,15 +29,29 @@ class Job(Work):
         self._lock = threading.Lock()
 
     def execute(self) -> None:
-        """Run it in this thread and notify whoever waits."""
+        """Run it in this thread and wake up whoever waits for it; its future is for `notify`."""
         try:
             self._run()
         except BaseException as error:
             self._error = error
         with self._lock:
             self._ended = True
-            end = self._end
         self._running.release()
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an error instead of running it."""
+
+        def run() -> None:
+            raise error
+
+        self._run = run
+        self.execute()
+        self.notify()
+
+    def notify(self) -> None:
+        """Complete the future, if there is one: its callbacks run in this thread."""
+        with self._lock:
+            end, self._end = self._end, None
         if end is not None:
             end.set_result(None)
 
@@ -50,6 +64,7 @@ class Job(Work):
         """Block until it has ended; RuntimeError if it failed."""
         seconds = timeout.total_seconds() if timeout is not None else 0
         if not self._ended:
+            self._lane.drive(self)
             if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
                 raise RuntimeError(f"bagua_net: not finished after {seconds} s")
             self._running.release()
@@ -78,12 +93,16 @@ class Job(Work):
 
         (`Future.set_exception` only tells Python: DDP's reducer would take the exception for a list of tensors.)
         """
+        self._lane.drive(self)
         with self._lock:
             if self._future is None:
-                self._end = torch.futures.Future()
-                self._future = self._end.then(self._outcome)
+                end: torch.futures.Future[None] = torch.futures.Future()
+                self._future = end.then(self._outcome)
                 if self._ended:
-                    self._end.set_result(None)
+                    end.set_result(None)
+                else:
+                    self._end = end
+                    self._lane.watch()
             return self._future
 
 
@@ -116,52 +135,3 @@ class Message(Work):
     def source_rank(self) -> int:
         """The rank that a received message came from."""
         return self._source
-
-
-class Lane:
-    """Runs collective operations one after the other.
-
-    An operation runs in its caller's thread if that would wait anyway, otherwise in the lane's own, which starts with
-    the first operation that needs it.
-    """
-
-    def __init__(self, close: Callable[[], None]) -> None:
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
-        self._busy = threading.Lock()  # held while an operation runs
-        self._count = threading.Lock()
-        self._waiting = 0
-        self._thread: threading.Thread | None = None
-        self._close = close
-
-    def run(self, job: Job, asynchronous: bool) -> Job:
-        """Start it; on return it has ended unless it is `asynchronous` or others go first."""
-        with self._count:
-            inline = not asynchronous and self._waiting == 0
-            self._waiting += 1
-            if not inline:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._serve, name="bagua_net", daemon=True)
-                    self._thread.start()
-                self._queue.put(job)
-        if inline:
-            self._execute(job)
-        return job
-
-    def _execute(self, job: Job) -> None:
-        with self._busy:
-            job.execute()
-        with self._count:
-            self._waiting -= 1
-
-    def _serve(self) -> None:
-        while (job := self._queue.get()) is not None:
-            self._execute(job)
-        self._close()
-
-    def end(self) -> None:
-        """Close once all earlier operations have ended."""
-        with self._count:
-            if self._thread is not None:
-                self._queue.put(None)
-                return
-        self._close()

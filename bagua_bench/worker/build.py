@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-
 from torch import nn
 from torch.optim import Optimizer
 
@@ -16,21 +13,31 @@ from bagua_bench.configuration.components import build
 from bagua_bench.engine.autotune import Autotune
 from bagua_bench.engine.engine import Engine
 from bagua_bench.engine.loss_scale import LossScale
+from bagua_bench.engine.schedule import Perform, perform
 from bagua_bench.engine.sizing import LEAST
 from bagua_bench.engine.trainer import Trainer
+from bagua_bench.fused.optimizer import fuse
 from bagua_bench.peers.base import Peer
-
-Arithmetic = Callable[[], AbstractContextManager[object]]
 
 
 def make_trainer(
-    cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, arithmetic: Arithmetic = nullcontext
+    cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, perform: Perform = perform
 ) -> Trainer:
-    """A peer system, or the engine with an algorithm whose arithmetic runs in the context `arithmetic`; collective."""
-    trainer = _make(cell, model, optimizer, comm, arithmetic)
+    """A peer system, or the engine with an algorithm whose pieces are called through `perform`; collective."""
+    if cell.run.fused_optimizer:
+        optimizer = fuse(_without_kernels(optimizer))
+    trainer = _make(cell, model, optimizer, comm, perform)
     if cell.run.precision == "fp16":
         trainer.scale = LossScale(next(model.parameters()).device)
     return trainer
+
+
+def _without_kernels(optimizer: Optimizer) -> Optimizer:
+    """The optimizer of a task's recipe, without torch's own fused kernels."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            group["fused"] = False
+    return optimizer
 
 
 def _autotune(cell: Cell) -> Autotune | None:
@@ -43,7 +50,7 @@ def _autotune(cell: Cell) -> Autotune | None:
     return Autotune(asked.max_samples, steps, behind, cell.run.seed, asked.first, cell.shrink)
 
 
-def _make(cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, arithmetic: Arithmetic) -> Trainer:
+def _make(cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, perform: Perform) -> Trainer:
     algo, run = cell.algo, cell.run
     component = build(algo.target, algo.options)
     if isinstance(component, Peer):
@@ -61,6 +68,6 @@ def _make(cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm,
         overlap=run.overlap,
         find_unused_parameters=run.find_unused_parameters,
         autotune=_autotune(cell),
-        arithmetic=arithmetic,
+        perform=perform,
         shares_cores=cell.mode == "measure",
     )

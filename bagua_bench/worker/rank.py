@@ -27,7 +27,9 @@ from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell, RunPart
 from bagua_bench.configuration.components import build
 from bagua_bench.emulate.emulation import Emulation
+from bagua_bench.engine.schedule import perform
 from bagua_bench.engine.trainer import Trainer
+from bagua_bench.layers.batch_norm import synchronize_batch_norms
 from bagua_bench.machine import loads
 from bagua_bench.network import counters
 from bagua_bench.processes import mailbox
@@ -60,8 +62,10 @@ def train(cell: Cell, progress: Progress) -> Result | None:
         task: Task = build(cell.task.target, cell.task.options) if emulation is None else emulation.task
         torch.manual_seed(run.seed)
         model = task.model().to(device)
-        arithmetic = nullcontext if emulation is None else emulation.arithmetic
-        with make_trainer(cell, model, task.optimizer(model), comm, arithmetic) as trainer:
+        if task.sync_bn:
+            model = synchronize_batch_norms(model, comm)
+        how = perform if emulation is None else emulation.perform
+        with make_trainer(cell, model, task.optimizer(model), comm, how) as trainer:
             memory.trim()  # the parameters have moved into buckets
             with nullcontext() if emulation is None else emulation.attached(trainer):
                 result = _measure(cell, task, trainer, comm, device, progress)

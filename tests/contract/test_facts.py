@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,6 +20,7 @@ from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.components import build
 from bagua_bench.engine.engine import Engine
 from bagua_bench.engine.loss_scale import LossScale
+from bagua_bench.engine.trainer import Trainer
 from bagua_bench.worker.build import make_trainer
 from tasks.quadratic import Quadratic
 from tests.catalogue import algorithms, declared, options, resolved, runnable, short
@@ -101,18 +103,24 @@ def moved(comm: CountedComm, cell: Cell, steps: int) -> Tensor:
     """
     fact = facts.algorithm(cell.algo)
     places: list[Tensor] = []
-    model = Linear(64)
+    model = Shaped((8, 8)) if fact.needs_shapes else Linear(64)
     with make_trainer(cell, model, torch.optim.SGD(model.parameters(), lr=1.0), comm) as trainer:
         for step in range(fact.warm_up + steps):
             if step == fact.warm_up:
-                start = model.x.detach().clone()
+                start = place(trainer, model).flatten()
             trainer.module(gradient(comm.rank, step)).backward()
             trainer.synchronize()
             trainer.optimize()
             trainer.finish_step()
             if step >= fact.warm_up:
-                places.append(model.x.detach().clone())
+                places.append(place(trainer, model).flatten())
     return torch.stack([start, *places])
+
+
+def place(trainer: Trainer, model: Linear | Shaped) -> Tensor:
+    """The weights, whole also where ranks keep a part of them."""
+    with trainer.paused():
+        return model.x.detach().clone()
 
 
 @pytest.mark.parametrize("name", runnable())
@@ -220,11 +228,11 @@ def test_a_step_that_may_be_skipped_leaves_no_trace(name: str) -> None:
 
 
 class Shaped(nn.Module):
-    """The same 64 elements as a matrix or as a vector."""
+    """The same elements as a matrix or as a vector."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
-        self.x = nn.Parameter(torch.linspace(-1, 1, 64).view(*shape))
+        self.x = nn.Parameter(torch.linspace(-1, 1, math.prod(shape)).view(*shape))
 
     def forward(self, g: Tensor) -> Tensor:
         return self.x.flatten() @ g
@@ -238,7 +246,7 @@ def shaped(comm: CountedComm, cell: Cell, shape: Sequence[int]) -> Tensor:
             trainer.synchronize()
             trainer.optimize()
             trainer.finish_step()
-        return model.x.detach().flatten().clone()
+        return place(trainer, model).flatten()
 
 
 @pytest.mark.parametrize("name", IN_STEPS)

@@ -61,7 +61,7 @@ def test_it_is_advised(copy: Path) -> None:
     done = python(copy, "-m", "bagua_bench.advise", *VGG16[1:4], "cluster.ranks_per_server=1", cold=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    changing = next(number for number, line in enumerate(lines) if line.startswith("changing"))
+    changing = next(number for number, line in enumerate(lines) if line.startswith("learning something else"))
     assert any(line.split()[:1] == ["local_sgd"] for line in lines[changing:]), "a step of it is not DDP's"
     assert not any(line.split()[:1] == ["local_sgd"] for line in lines[:changing])
 

@@ -45,17 +45,35 @@ def test_memory_counts_the_tensors_of_an_algorithm(tmp_path: Path) -> None:
     assert more == pytest.approx(3 * weights, rel=0.25)
 
 
+def test_optimizers_are_stepped_in_every_way_that_they_have(tmp_path: Path) -> None:
+    """Scales with the same parameters are one model; an optimizer of a user's has a path."""
+    names = "SGD,Rprop,algorithms.qadam_optimizer.QAdamOptimizer"
+    asked = ("--tasks", "quadratic", "--scales", "tiny,cpu", "--rounds", "3", "--optimizers", names)
+    found = rows(tmp_path, "optimizer", *asked)
+    assert [row["model"] for row in found] == ["1,000 small tensors"] * 3 + ["quadratic tiny, cpu"] * 3
+    assert [row["optimizer"] for row in found] == names.split(",") * 2
+    for row in found:
+        kernel = row["optimizer"] != "Rprop"
+        assert row["seconds"].keys() == {"plain", "again", "ours", "foreach"} | ({"fused"} if kernel else set())
+        assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in row["seconds"].values())
+        assert row["fastest"]
+    assert [row["tensors"] for row in found] == [1000] * 3 + [3] * 3
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("part", "arguments", "message"),
     [
-        (["--tasks", "nope"], "task=nope"),
-        (["mode=emulate"], "overhead: 2 measured ranks over gloo; leave out mode, cluster, network, transport"),
-        (["--algos", "horovod"], "algo=horovod: the suite has only its schedule; allowed: mode=simulate"),
-        (["task.batch=0"], "task.batch=0: must be at least 1"),
+        ("time", ["--tasks", "nope"], "task=nope"),
+        ("optimizer", ["--optimizers", "Nope"], "--optimizers Nope: no such optimizer; allowed: SGD, Adam"),
+        ("optimizer", ["--optimizers", "Muon"], "optimizer=Muon: it is not element-wise: it orthogonalizes"),
+        ("optimizer", ["--scales", "huge"], "task.scale=huge: expected one of paper, cpu, tiny"),
+        ("time", ["mode=emulate"], "overhead: 2 measured ranks over gloo; leave out mode, cluster, network, transport"),
+        ("time", ["--algos", "horovod"], "mode=measure: algo=horovod cannot be run in it; allowed: simulate"),
+        ("time", ["task.batch=0"], "task.batch=0: must be at least 1"),
     ],
 )
-def test_bad_input_is_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = python(tmp_path, "-m", "bagua_bench.overhead", "time", *arguments)
+def test_bad_input_is_one_line(part: str, arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = python(tmp_path, "-m", "bagua_bench.overhead", part, *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
     assert not [*tmp_path.iterdir()]

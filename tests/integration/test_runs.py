@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from bagua_bench.launch.joined import first_host
 from tests.catalogue import declared, runnable
 from tests.integration.cli import COMMAND, TINY, bench, leftovers, python, recorded
 from tests.warm import client as warm
@@ -28,7 +28,8 @@ def test_every_algorithm_from_any_directory(tmp_path: Path, algo: str) -> None:
         assert result["averaging"]["rounds"] >= declared(algo).rounds and len(result["losses"]) >= 3
         assert "rounds, one every" in done.stdout and "steps old" in done.stdout
     else:
-        assert len(result["losses"]) == 3
+        period = declared(algo).period
+        assert len(result["losses"]) == -(-3 // period) * period, "whole periods"
     assert result["throughput"] == pytest.approx(2 * len(result["losses"]) / sum(result["step_seconds"]))
     assert result["throughput_interval"][0] <= result["throughput"] <= result["throughput_interval"][1]
     assert result["losses"][0] > result["losses"][-1]
@@ -63,6 +64,15 @@ def test_ddp_and_gradient_allreduce_send_and_learn_the_same(tmp_path: Path) -> N
     ddp, ours = (record["result"] for record in recorded(tmp_path))
     assert ours["losses"] == pytest.approx(ddp["losses"], rel=1e-4)
     assert ours["bytes_per_step"][0]["flat"] == pytest.approx(ddp["bytes_per_step"][0]["flat"], rel=1e-3)
+
+
+def test_a_fused_optimizer_learns_what_torchs_own_kernel_does(tmp_path: Path) -> None:
+    """They round differently; the warm-up, which is undone, leaves no trace in the fused state."""
+    given = ["task=vgg16", "task.scale=tiny", "algo=gradient_allreduce", "run.steps=5", "run.evaluate=false"]
+    assert bench(tmp_path, "-m", "run.fused_optimizer=false,true", *given).returncode == 0
+    theirs, ours = recorded(tmp_path)
+    assert ours["config"]["run"]["fused_optimizer"] is True and "fused_optimizer" not in theirs["config"]["run"]
+    assert ours["result"]["losses"] == pytest.approx(theirs["result"]["losses"], rel=1e-4)
 
 
 def test_warm_up_leaves_no_trace(tmp_path: Path) -> None:
@@ -122,7 +132,13 @@ def test_a_campaign_inside_torchrun_runs_all_its_cells_in_the_same_processes(tmp
 
 
 def test_inside_slurm_the_command_joins_the_job(tmp_path: Path) -> None:
-    slurm = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "4711", "SLURM_NODELIST": "localhost"}
+    slurm = {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+    }
     with Path(os.devnull).open("wb") as nothing:
         tasks = []
         for rank in ("0", "1"):
@@ -131,12 +147,6 @@ def test_inside_slurm_the_command_joins_the_job(tmp_path: Path) -> None:
         assert [task.wait(100) for task in tasks] == [0, 0]
     [record] = recorded(tmp_path)
     assert (record["status"], record["ranks"]) == ("done", 2)
-
-
-def test_slurm_node_lists() -> None:
-    assert first_host("gpu[003-007,9],cpu1") == "gpu003"
-    assert first_host("node7,node8") == "node7"
-    assert first_host("n-[1,3]") == "n-1"
 
 
 def test_a_campaign_resumes_where_it_stopped(tmp_path: Path) -> None:
@@ -186,7 +196,9 @@ def test_a_run_tunes_itself_before_its_timed_steps(tmp_path: Path) -> None:
     plain, tuned = found
     study = tuned["result"]["study"]
     assert "study" not in plain["result"] and plain["cell"] != tuned["cell"]
-    assert len(study["trials"]) == 3 and study["ends"] == [7, 9, 11]
+    assert len(study["trials"]) == 3 and study["ends"][0] == 7
+    steps = [end - begin for begin, end in pairwise(study["ends"])]
+    assert set(steps) <= {1, 2}, "one step that is not counted, and one that is unless the first was hopeless"
     assert study["best"] == max(study["trials"], key=lambda trial: trial["score"])["values"]
     assert tuned["result"]["sending"]["channels"] == study["best"]["channels"]
     assert tuned["result"]["losses"] == pytest.approx(plain["result"]["losses"], rel=1e-2), "tuning was undone"

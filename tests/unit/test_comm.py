@@ -94,6 +94,7 @@ def test_servers(kind: str) -> None:
 def test_broadcast_tree_sends_every_byte_once_to_every_rank() -> None:
     for n in range(1, 20):
         assert sum(broadcast(10, n, distance) for distance in range(n)) == 10 * (n - 1)
+    assert [broadcast(10, 6, distance) for distance in range(6)] == [30, 20, 0, 0, 0, 0], "0 to 1, 2, 4; 1 to 3, 5"
 
 
 def fail_on_last(comm: CountedComm) -> None:

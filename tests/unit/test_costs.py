@@ -11,17 +11,16 @@ import torch._inductor.comm_analysis as nccl
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_bench.configuration.physics import Physics
 from bagua_bench.machine.program import Collective
-from bagua_bench.simulate.cluster import MSS, Cluster, Layout, Links, Physics
+from bagua_bench.simulate.cluster import MSS, Cluster, Layout, Links
 from bagua_bench.simulate.costs import BETWEEN, seconds
 
 IDEAL = Physics(
     line=1e9,
     efficiency_ring=1.0,
     efficiency_direct=1.0,
-    efficiency_servers=1.0,
     ring=1e15,
-    connection=1e15,
     process=1e15,
     servers=1e15,
     channels=1.0,
@@ -201,7 +200,7 @@ def test_loss_follows_the_response_functions() -> None:
         ("cubic", max(1.22 * MSS / (trip * math.sqrt(p)), 1.054 * MSS / (trip**0.25 * p**0.75))),
     ):
         network = Links(1e9, trip / 2, 0.0, p, congestion)
-        assert ideal(2, network=network).connection == pytest.approx(expected)
+        assert ideal(2, network=network).lossy == pytest.approx(expected)
 
 
 def test_flows_of_one_server_share_its_interface() -> None:
@@ -226,8 +225,8 @@ def test_who_waits_for_many_waits_longer() -> None:
     assert cost("exchange", 10**8, ideal(8, **line)) == pytest.approx(cost("exchange", 10**8, ideal(8)))
 
 
-def test_one_flow_has_nothing_to_collide_with() -> None:
-    two = (1, -1)
-    few, many = ideal(8, efficiency_direct=0.5), ideal(8)
-    assert cost("exchange", 10**8, few) == pytest.approx(cost("exchange", 10**8, many))
-    assert cost("exchange", 10**8, few, offsets=two) == pytest.approx(2 * cost("exchange", 10**8, many, offsets=two))
+def test_single_connections_may_have_a_limit() -> None:
+    """A ring waits for its one connection; of two directions each has its own."""
+    network = Links(1e9, flow=2e8)
+    assert cost("all_reduce", 10**8, ideal(4, network=network)) == pytest.approx(1.5 * 10**8 / 2e8)
+    assert cost("exchange", 10**8, ideal(4, network=network), offsets=(1, -1)) == pytest.approx(2 * 10**8 / 4e8)

@@ -52,7 +52,7 @@ CPP = HOME / "bagua_bench/transport/cpp"
 STARTS = "(?:python -m|bagua-bench)"
 COMMANDS = {
     tuple(line.split("#")[0].replace("bagua-bench", "python -m bagua_bench.cli").split()[2:])
-    for name in ("transport", "networks", "gpu")
+    for name in ("transport", "networks", "gpu", "fused-optimizer")
     for line in re.findall(rf"^{STARTS} .*$|(?<=`){STARTS} [^`]+(?=`)", PAGES[name], re.M)
 }
 NOT_FOR_READERS = re.compile(r"\bspec[:] |\bspec [a-z_]+ \d|\bD[E]SIGN\b")

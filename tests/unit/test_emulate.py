@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from algorithms.base import Algorithm, Bucket, Comm
 from algorithms.bytegrad import ByteGrad
@@ -21,17 +22,20 @@ from algorithms.codecs.base import Codec
 from algorithms.gradient_allreduce import GradientAllReduce
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.threads import ThreadComm
+from bagua_bench.configuration.cell import TaskPart
 from bagua_bench.configuration.components import build
 from bagua_bench.emulate import pace
 from bagua_bench.emulate.emulation import Emulation
 from bagua_bench.emulate.model import EmulatedModel
 from bagua_bench.emulate.pace import Sleeper
 from bagua_bench.engine.engine import Engine
+from bagua_bench.machine.arithmetic import Meter
 from bagua_bench.machine.compute import Compute, compute_of
 from bagua_bench.machine.layers import TABLES, Layer, Layers, read
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.scale import scale_model
 from bagua_bench.machine.tabulate import tabulate
+from tasks.base import Batch, Task
 from tests.catalogue import resolved
 from tests.ranks import run
 
@@ -83,6 +87,61 @@ def test_tables_are_what_a_survey_of_the_real_model_finds(name: str) -> None:
     real = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
     emulated = EmulatedModel(table, Diary(), "meta")
     assert [(name, tuple(p.shape)) for name, p in emulated.named_parameters()] == real
+
+
+class Attention(Task):
+    """A model of one attention, whose `out_proj` is given to a function; `lost` has a module that nothing calls."""
+
+    samples_per_epoch = 10
+
+    def __init__(self, lost: bool = False) -> None:
+        self.batch, self._lost = 2, lost
+
+    def model(self) -> nn.Module:
+        parts: dict[str, nn.Module] = {"first": nn.Linear(8, 8), "attention": nn.MultiheadAttention(8, 2)}
+        return nn.ModuleDict({**parts, **({"lost": nn.Linear(2, 2)} if self._lost else {})})
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters())
+
+    def batches(self, rank: int, size: int, seed: int) -> Iterator[Batch]:
+        while True:
+            yield (torch.zeros(3, 2, 8),)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        parts = dict(model.named_children())
+        hidden = parts["first"](batch[0])
+        mixed: Tensor = parts["attention"](hidden, hidden, hidden)[0]
+        return mixed.sum()
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {}
+
+
+def attention(**options: Any) -> TaskPart:
+    target = f"{Attention.__module__}.{Attention.__qualname__}"
+    return replace(resolved("task=vgg16").task, name="attention", target=target, options={"batch": 2, **options})
+
+
+def test_parameters_that_are_given_to_a_function_belong_to_the_module_that_does_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "bagua_bench.machine.tabulate.build", lambda target, options: Attention(options.get("lost", False))
+    )
+    found = tabulate(attention())
+    names = [[found.params[i][0] for i in layer.params] for layer in found.layers]
+    assert names == [
+        ["first.weight", "first.bias"],
+        ["attention.in_proj_weight", "attention.in_proj_bias", "attention.out_proj.weight", "attention.out_proj.bias"],
+    ]
+    assert found.layers[1].macs > 3 * found.layers[0].macs, "the work of the function is the module's"
+    diary = Diary()
+    model = EmulatedModel(found, diary)
+    model().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    with pytest.raises(ValueError, match=r"parameters lost\.weight, lost\.bias: the forward pass calls no module"):
+        tabulate(attention(lost=True))
 
 
 def test_published_multiply_adds() -> None:
@@ -311,7 +370,7 @@ def test_an_algorithm_s_arithmetic_sleeps_for_its_memory_traffic() -> None:
     model = nn.Linear(1_000_000, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seconds = []
-    for options in ({}, {"arithmetic": emulation.arithmetic}):
+    for options in ({}, {"perform": emulation.perform}):
         with Engine(model, optimizer, Thrice(), ThreadComm.world(1)[0], **options) as engine:
             model(torch.ones(1, 1_000_000)).sum().backward()
             grad = engine.buckets[0].grad.clone()
@@ -335,3 +394,27 @@ def test_stragglers_are_slow() -> None:
         model(torch.empty(1, 0))
         seconds.append(time.perf_counter() - began)
     assert seconds[1] > 1.5 * seconds[0]
+
+
+def metered(comm: CountedComm) -> tuple[list[float], list[float]]:
+    """What is charged for calls of a communicator, and for arithmetic between them."""
+    calls: list[float] = []
+    rows, peer = torch.ones(comm.size, 1000), 1 - comm.rank
+    with Meter(calls.append):
+        comm.all_reduce(rows)
+        comm.all_gather(rows[0])
+        comm.all_to_all(rows, rows.new_empty(rows.shape))
+        comm.exchange(rows[0], [peer])
+        comm.broadcast(rows[1])
+        comm.barrier()
+    between: list[float] = []
+    with Meter(between.append):
+        rows.add_(1)
+    return calls, between
+
+
+@pytest.mark.parametrize("kind", ["gloo", "bagua_net"])
+def test_a_meter_sees_the_arithmetic_and_not_the_messages(kind: str) -> None:
+    """It would take as long as a small message does, and emulated algorithms of many messages would look slow."""
+    for calls, between in run(kind, 2, metered):
+        assert calls == [] and between == [2 * 8000.0]

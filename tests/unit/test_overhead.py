@@ -30,3 +30,46 @@ def test_room_for_the_tensors_for_two_buckets_and_for_a_twentieth_more(peak: int
     assert row["allowed_mb"] == pytest.approx(1.05 * 2500e-6 + 1200e-6)
     assert row["within"] == within
     assert accounts.memory("vgg16", "peer", {**found, "bucket": 0}, plain, 0.0)["within"] == "-"
+
+
+def seconds_of_ways(fused: float) -> dict[str, list[float]]:
+    """Four rounds; the machine is twice as slow in the second. The plain loop against itself is off by at most 5 %."""
+    slow = [1.0, 2.0, 1.0, 1.0]
+    factors = {
+        "plain": [1.0] * 4,
+        "again": [1.05, 1.0, 0.96, 1.0],
+        "ours": [0.2, 0.21, 0.2, 0.22],
+        "foreach": [0.5] * 4,
+    }
+    factors["fused"] = [fused] * 4
+    return {way: [a * b for a, b in zip(slow, values, strict=True)] for way, values in factors.items()}
+
+
+@pytest.mark.parametrize(
+    ("fused", "fastest", "line"),
+    [
+        (0.1, "fused=True", "net: prefer torch's own kernel, fused=True, for Adam"),
+        (0.6, "fuse()", "net: prefer fuse(), for Adam"),
+        (0.205, "fuse() or fused=True", None),
+    ],
+)
+def test_the_fastest_way_of_an_optimizer_is_named(fused: float, fastest: str, line: str | None) -> None:
+    found = {
+        "model": "net",
+        "optimizer": "torch.optim.Adam",
+        "tensors": 3,
+        "size": 9,
+        "seconds": seconds_of_ways(fused),
+    }
+    (row,) = rows = accounts.optimizers([found])
+    assert row["plain_ms"] == pytest.approx(1000.0) and row["rounds"] == 4
+    assert row["ratios"]["ours"][0] == pytest.approx(0.205)
+    assert row["ratios"]["again"] == (pytest.approx(1.0), (pytest.approx(0.96), pytest.approx(1.05)))
+    assert row["fastest"] == fastest
+    assert accounts.advice(rows) == ([] if line is None else [line])
+
+
+def test_a_way_that_an_optimizer_does_not_have_is_left_out() -> None:
+    seconds = {way: taken for way, taken in seconds_of_ways(0.1).items() if way != "fused"}
+    (row,) = accounts.optimizers([{"model": "net", "optimizer": "Rprop", "seconds": seconds}])
+    assert row["fused"] == row["ours_to_fused"] == "-" and row["fastest"] == "fuse()"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from bagua_bench.campaign.plan import estimate, interleave, remaining
 from bagua_bench.configuration.cell import Job
+from tests.catalogue import resolved
 from tests.unit.test_records import CELL
 
 CELLS = [replace(CELL, run=replace(CELL.run, steps=k)) for k in (1, 2, 3)]
@@ -14,6 +15,23 @@ CELLS = [replace(CELL, run=replace(CELL.run, steps=k)) for k in (1, 2, 3)]
 def test_rounds_are_outermost_and_alternate() -> None:
     order = [(job.round, job.cell.run.steps) for job in interleave(CELLS, 3)]
     assert order == [(0, 1), (0, 2), (0, 3), (1, 3), (1, 2), (1, 1), (2, 1), (2, 2), (2, 3)]
+
+
+def test_all_rounds_of_one_network_come_before_the_next() -> None:
+    emulated = resolved("mode=emulate", "cluster.servers=2", "network.bandwidth=1gbit", "network.latency=1ms")
+    here = [replace(emulated, run=replace(emulated.run, steps=steps)) for steps in (1, 2)]
+    there = [replace(cell, network=replace(cell.network, latency=2e-3)) for cell in here]
+    slower = resolved(
+        *("mode=emulate", "cluster.servers=2", "network.bandwidth=1gbit", "network.latency=1ms", "run.steps=1"),
+        *("compute=v100", "compute.haste=0.5"),  # a scale model has a network of its own
+    )
+    jobs = interleave([here[0], there[0], slower, here[1], there[1]], 2)
+    order = [(job.round, job.cell.network.latency, job.cell.haste, job.cell.run.steps) for job in jobs]
+    assert order == [
+        *((0, 1e-3, 1, 1), (0, 1e-3, 1, 2), (1, 1e-3, 1, 2), (1, 1e-3, 1, 1)),
+        *((0, 2e-3, 1, 1), (0, 2e-3, 1, 2), (1, 2e-3, 1, 2), (1, 2e-3, 1, 1)),
+        *((0, 1e-3, 0.5, 1), (1, 1e-3, 0.5, 1)),
+    ]
 
 
 def test_only_good_records_of_the_same_code_count_as_done() -> None:

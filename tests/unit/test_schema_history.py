@@ -68,7 +68,11 @@ def test_from_1_what_averaged_nothing_is_wrong() -> None:
 
 def filled(group: str, values: Any) -> Any:
     """What was not written before it could be chosen."""
-    added = {"run": {"precision": "fp32", "channels": 1}, "compute": {"haste": 1.0}}
+    added = {
+        "run": {"precision": "fp32", "channels": 1},
+        "compute": {"haste": 1.0},
+        "network": {"software_delay": False},
+    }
     return values if values is None else {**added[group], **values} if group in added else values
 
 
@@ -130,12 +134,26 @@ def test_a_cell_keeps_its_id_but_where_a_key_is_gone() -> None:
     assert len(found) > 700
     for before, after in found:
         assert after["cell"] == Cell.from_json(after["config"]).id
-        assert (after["cell"] == before["cell"]) == ("preset" not in before["config"]["algo"])
+        meant = "preset" in before["config"]["algo"] or after["config"]["network"]["software_delay"]
+        assert (after["cell"] == before["cell"]) == (not meant or before["schema"] == SCHEMA)
+
+
+def test_from_6_simulated_latency_was_added_by_software() -> None:
+    [record, *_] = [record for record in old(2) if record["source"] == "simulated"]
+    record["config"]["network"]["latency"] = 2e-3
+    new = migrate(record)
+    assert new["config"]["network"]["software_delay"] is True
+    assert new["cell"] == Cell.from_json(new["config"]).id
+    emulated = {**record, "config": {**record["config"], "mode": "emulate"}}
+    assert migrate(emulated)["config"]["network"]["software_delay"] is False
+    del record["config"]["cluster"]["physics"]["shaped"]  # nothing that would be slow
+    assert migrate(record)["config"]["network"]["software_delay"] is False
 
 
 @pytest.mark.parametrize("version", [None, 0, SCHEMA + 1])
 def test_an_unknown_version_is_one_line(version: int | None, tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text(json.dumps({"schema": version}) + "\n")
-    with pytest.raises(ValueError, match=rf"records\.jsonl:1: schema {version}, this version reads 1, 2, 3, 4, 5, 6$"):
+    versions = ", ".join(map(str, HISTORY))
+    with pytest.raises(ValueError, match=rf"records\.jsonl:1: schema {version}, this version reads {versions}$"):
         records.read([path])

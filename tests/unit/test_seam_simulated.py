@@ -42,7 +42,7 @@ def really_sent(comm: CountedComm, chosen: Cell) -> dict[str, float]:
     """As in `mode=emulate`, with time that does not pass."""
     emulation = Emulation(chosen, comm.rank)
     model = emulation.task.model()
-    made = make_trainer(chosen, model, emulation.task.optimizer(model), comm, emulation.arithmetic)
+    made = make_trainer(chosen, model, emulation.task.optimizer(model), comm, emulation.perform)
     with made as trainer, emulation.attached(trainer):
         for number in range(chosen.run.untimed + chosen.run.steps):
             if number == chosen.run.untimed:
@@ -96,11 +96,9 @@ def test_waiting_steps_later_is_waiting_for_the_rest(delay: int) -> None:
     steps[delay].append(Wait())
     timing = Clock(cluster, compute).run(Program(tuple(map(tuple, steps)), ({},), (1,)))
     taken = [step[0]["step"] for step in timing.steps]
-    slow = 1 + cluster.physics.interference  # computing beside communication
-    beside = min(seconds(call, cluster), delay * compute.step * slow)
-    waited = 0.0 if delay == 0 else max(0.0, seconds(call, cluster) - delay * compute.step * slow)
     if delay:
-        assert sum(taken) == pytest.approx(6 * compute.step + beside * (1 - 1 / slow) + waited, rel=1e-9)
+        waited = max(0.0, seconds(call, cluster) - delay * compute.step)
+        assert sum(taken) == pytest.approx(6 * compute.step + waited, rel=1e-9)
     else:
         assert taken[0] == pytest.approx(compute.step + seconds(call, cluster))
 

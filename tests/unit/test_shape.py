@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from bagua_bench.configuration.network_shape import Link, Shape, is_shaped, shape_of
+from bagua_bench.configuration.resolve import ConfigError
+from bagua_bench.configuration.validate import validate
 from bagua_bench.network import probe, survey, traffic
 from bagua_bench.network.netem import qdiscs
 from bagua_bench.network.survey import pairs
@@ -30,6 +32,7 @@ def test_texts_become_plain_values() -> None:
         "tcp_window": 2**20,
         "flow_rates": [],
         "backend": "auto",
+        "software_delay": False,
     }
 
 
@@ -37,6 +40,13 @@ def test_a_network_is_shaped_as_soon_as_something_is_asked_of_it() -> None:
     assert not is_shaped(resolved())
     for asked in ("network.latency=1ms", "network=1gbit", "network.backend=link", "cluster.server.1.loss=1%"):
         assert is_shaped(resolved(asked))
+
+
+def test_delay_by_software_is_only_simulated() -> None:
+    asked = ("network.latency=1ms", "network.bandwidth=1gbit", "network.software_delay=true", "cluster.servers=2")
+    validate(resolved("mode=simulate", "task=vgg16", *asked))
+    with pytest.raises(ConfigError, match=r"network\.software_delay=true: only simulated, and mode=emulate; allowed"):
+        validate(resolved("mode=emulate", "task=vgg16", *asked))
 
 
 def test_a_simulated_network_needs_none() -> None:

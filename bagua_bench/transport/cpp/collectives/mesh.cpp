@@ -14,6 +14,7 @@ constexpr int64_t kNap = 100 * kMillisecond;  // the longest wait, after which t
 }  // namespace
 
 Request* Mesh::post(int peer, bool sending, void* data, size_t bytes, uint32_t tag) {
+    if (aborted_) return nullptr;  // a peer that does not know it yet would take it for what was given up
     return sending ? to(peer).send(data, uint32_t(bytes), tag) : to(peer).receive(data, uint32_t(bytes), tag);
 }
 

@@ -29,7 +29,7 @@ class Mesh {
     Connection* find(int peer) { return peers_[size_t(peer)].get(); }
     void set(int peer, std::unique_ptr<Connection> connection) { peers_[size_t(peer)] = std::move(connection); }
 
-    // Post a message; null if that must wait, or if the connection has failed.
+    // Post a message; null if that must wait, if the connection has failed, or after abort().
     Request* post(int peer, bool sending, void* data, size_t size, uint32_t tag = 0);
     // Move what can be moved on all connections; false if nothing could.
     bool progress();

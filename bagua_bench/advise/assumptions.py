@@ -1,0 +1,74 @@
+"""What an advice rests on, in words: task, cluster, network, computing, calibration, transports. No torch import."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from bagua_bench.advise.candidates import available
+from bagua_bench.configuration import network_settings
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.units import BYTES, RATES, amount, duration, text
+from bagua_bench.machine.compute import compute_of
+from bagua_bench.machine.lookup import layers_of
+from bagua_bench.simulate.cluster import cluster_of
+from bagua_bench.simulate.posterior import posterior_of
+
+
+def assumptions(cell: Cell) -> str:
+    """One line: task, cluster, computing, network, and how the model of the cluster was calibrated."""
+    cluster, compute = cluster_of(cell), compute_of(cell, layers_of(cell.task, cell.shrink))
+    network, physics, layout = cluster.network, cluster.physics, cluster.layout
+    rate = amount(8 * (network.line or physics.line), RATES)
+    late = f"latency {duration(network.latency)} + {duration(physics.latency)} of the cluster"
+    also = [
+        f"{key} {network_settings.text(key, getattr(network, key))}"
+        for key in ("jitter", "loss")
+        if getattr(network, key)
+    ]
+    where = f"{layout.servers} servers x {layout.per_server} rank{'s' * (layout.per_server > 1)}"
+    return "; ".join(
+        [
+            f"{cell.task.name}, batch {cell.task.batch}, {where}",
+            f"{duration(compute.step * cell.haste)} of computing ({compute.origin}){_stragglers(cell)}",
+            ", ".join([rate, late, *also, f"TCP windows of {text(cell.network.tcp_window, BYTES)}"]),
+            f"cluster={cell.cluster.name}, {_calibration(cell)}",
+        ]
+    )
+
+
+def _stragglers(cell: Cell) -> str:
+    return "".join(f", {factor:g} times as long on rank {rank}" for rank, factor in cell.cluster.slow_ranks.items())
+
+
+def _calibration(cell: Cell) -> str:
+    share = cluster_of(cell).physics.uncertainty
+    if "uncertainty" not in cell.cluster.physics:
+        return f"not calibrated: ±{share:.0%} assumed"
+    posterior = posterior_of(cell.cluster.name)
+    beyond = [] if posterior is None else posterior.beyond(cell)
+    far = f"; extrapolated: {', '.join(beyond)}" if beyond else ""
+    return f"calibrated: 9 of 10 of its points within ±{share:.0%}{far}"
+
+
+def transports(best: pd.DataFrame, cell: Cell) -> tuple[pd.DataFrame, str]:
+    """The rows to show, and one line on the transports: if they do not differ, each algorithm is shown once."""
+    names, rest = list(best["transport"].unique()), _not_compared(cell)
+    spread = best.groupby("algorithm")["step_seconds"].agg(["min", "max"])
+    if not np.allclose(spread["min"], spread["max"]):
+        return best, f"transports compared: {', '.join(names)}{rest}"
+    line = f"transport: {names[0]}{rest}"
+    if len(names) > 1:
+        line = f"transport: no difference between {' and '.join(names)} here, by this model{rest}"
+    return best.drop_duplicates("algorithm").drop(columns="transport"), line
+
+
+def _not_compared(cell: Cell) -> str:
+    """Why there are no rows for the other transports; empty if there are rows for all."""
+    asked, own = cell.transport.name, cell.cluster.transports
+    others = ", ".join(name for name in available("transport") if name not in (asked, *own))
+    if not others:
+        return ""
+    what = "are not modelled" if asked in own else f"are modelled as {asked}"
+    known = f"transport parameters for {', '.join(own)} only" if own else "no transport parameters"
+    return f"; {others} {what}: cluster={cell.cluster.name} has {known}"

@@ -1,0 +1,1 @@
+"""Element-wise optimizers on few flat tensors instead of many parameters (docs/fused-optimizer.md)."""
