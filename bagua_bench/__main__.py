@@ -23,17 +23,10 @@ if __name__ == "__main__" and sys.argv[1:2] == ["check-gpu"]:  # runs where Hydr
 from bagua_bench.launch import joined
 
 
-def _leave(code: int) -> NoReturn:
-    """End at once: torch's threads may abort the process on its way out, and the job would count as failed."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__" and not joined.is_recorder():  # rank 0 composes, for all
-    from bagua_bench.launch.crew import follow
+    from bagua_bench.launch.crew import follow, leave
 
-    _leave(follow())
+    leave(follow())
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -181,12 +174,12 @@ def _refuse_launch(overrides: Sequence[str]) -> None:
 
 def _end_job(code: int) -> NoReturn:
     """Tell the other ranks of the job that there is no more, and end."""
-    from bagua_bench.launch.crew import dismiss
+    from bagua_bench.launch.crew import dismiss, leave
 
     with suppress(ValueError):  # the ranks do not form a job: each knows
         joined.enter()
         dismiss(code)
-    _leave(code)
+    leave(code)
 
 
 def _explained(error: Exception) -> str:

@@ -62,7 +62,9 @@ class Slurm:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
 
-    def run(self, *command: str, folder: Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str, folder: Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run srun, salloc or sbatch, or a shell with them."""
         environment = {**self.environment, **(env or {})}
         return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
@@ -89,9 +91,7 @@ def cluster(folder: Path, nodes: int = 2, cores: int = 2) -> Iterator[Slurm]:
 
     def start(*command: str) -> None:
         with (folder / "daemons.log").open("a") as log:
-            daemons.append(
-                subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            )
+            daemons.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
 
     files = {"socket": "munge.socket", "pid-file": "munge.pid", "log-file": "munge.log", "seed-file": "munge.seed"}
     try:

@@ -25,8 +25,8 @@ def refuse(env: Mapping[str, str] = os.environ) -> None:
     tasks = int(env.get("SLURM_NTASKS", "1"))
     if "SLURM_PROCID" in env and "SLURM_STEP_ID" not in env and "RANK" not in env and tasks > 1:
         raise ValueError(
-            f"SLURM_NTASKS={tasks}: a batch script runs once, not once per task; write srun in front of the command, or "
-            "submit the script with one task to run on its node alone"
+            f"SLURM_NTASKS={tasks}: a batch script runs once, not once per task; write srun in front of the command, "
+            "or submit the script with one task to run on its node alone"
         )
 
 

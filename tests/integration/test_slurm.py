@@ -49,7 +49,7 @@ def test_two_steps_of_a_job_do_not_meet(slurm: Slurm, tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         run = shlex.join([*COMMAND, *TINY, "run.steps=20"])
-        commands.append(f"srun --overlap -N2 -n2 --chdir={tmp_path / name} {run} & pids=\"$pids $!\"")
+        commands.append(f'srun --overlap -N2 -n2 --chdir={tmp_path / name} {run} & pids="$pids $!"')
     script = "\n".join([*commands, "code=0; for pid in $pids; do wait $pid || code=1; done; exit $code"])
     done = slurm.run("salloc", "-N2", "-n2", "sh", "-c", script, folder=tmp_path, env=ENV)
     assert done.returncode == 0, done.stderr
