@@ -87,6 +87,7 @@ def cluster(folder: Path, nodes: int = 2, cores: int = 2) -> Iterator[Slurm]:
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
     environment = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(folder / "slurm.conf")}
+    environment.pop("OMP_NUM_THREADS", None)  # of the tests; a user has not set it
     daemons: list[subprocess.Popen[bytes]] = []
 
     def start(*command: str) -> None:
