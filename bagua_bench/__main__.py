@@ -22,7 +22,6 @@ if __name__ == "__main__" and sys.argv[1:2] == ["check-gpu"]:  # runs where Hydr
 
 from bagua_bench.launch import joined
 
-
 if __name__ == "__main__" and not joined.is_recorder():  # rank 0 composes, for all
     from bagua_bench.launch.crew import follow, leave
 
