@@ -8,14 +8,24 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 if __name__ == "__main__" and sys.argv[1:2] == ["check-gpu"]:  # runs where Hydra is not installed
     from bagua_bench.gpu.check import main as check_gpu
 
     sys.exit(check_gpu(sys.argv[2:]))
+
+from bagua_bench.launch import joined
+
+if __name__ == "__main__" and not joined.is_recorder():  # rank 0 composes, for all
+    from bagua_bench.launch.crew import follow, leave
+
+    leave(follow())
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -31,7 +41,6 @@ from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.configuration.network_shape import is_shaped
 from bagua_bench.configuration.resolve import ConfigError, has_cuda, register, resolve
 from bagua_bench.configuration.validate import validate
-from bagua_bench.launch import joined
 from bagua_bench.network import machine
 from bagua_bench.results import records
 
@@ -69,13 +78,21 @@ def _checked(cell: Cell) -> Cell:
             raise ConfigError(f"network={cell.network.name}: a job uses its cluster's network; allowed: none")
         if cell.run.elastic is not None:
             raise ConfigError("run.elastic=true: the job's own launcher starts the ranks; see docs/elastic.md")
-        servers, ranks = joined.enter()
+        servers, ranks = _entered()
         cell = replace(cell, cluster=replace(cell.cluster, servers=servers, ranks_per_server=ranks))
     validate(cell)
     if cell.mode == "measure" and cell.run.device == "cuda" and not has_cuda():
         raise ConfigError("run.device=cuda: no NVIDIA GPU, or torch is not a CUDA build; allowed here: auto, cpu")
     try:
         return machine.settle(cell)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _entered() -> tuple[int, int]:
+    """Servers of the job that this process is part of, and ranks on each."""
+    try:
+        return joined.enter()
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -100,10 +117,11 @@ def main() -> int:
     app = App()
     try:
         _refuse_unknown(get_args_parser().parse_known_args()[1])
+        _refuse_launch(get_args_parser().parse_args().overrides)
         hydra.main(config_path=str(FOLDER), config_name="config", version_base=None)(app)()
         if app.error is not None:
             raise app.error
-        if joined.is_recorder() and not app.dry_run:
+        if not app.dry_run:
             _make_folders(app.batches)
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         print(_explained(error), file=sys.stderr)
@@ -140,6 +158,31 @@ def _refuse_unknown(arguments: Sequence[str]) -> None:
         raise ConfigError(f"{arguments[0]}: write -m and other options before the first KEY=VALUE, or after the last")
 
 
+def _refuse_launch(overrides: Sequence[str]) -> None:
+    """Raise ConfigError where Hydra, or a batch script, would start the command in a way in which it runs nothing."""
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key == "hydra/launcher" and value != "basic":
+            raise ConfigError(
+                f"{text}: Hydra's launchers would compose runs elsewhere and run none; leave it out, and for a job of "
+                "Slurm write srun in front of the command"
+            )
+    try:
+        joined.refuse()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _end_job(code: int) -> NoReturn:
+    """Tell the other ranks of the job that there is no more, and end."""
+    from bagua_bench.launch.crew import dismiss, leave
+
+    with suppress(ValueError):  # the ranks do not form a job: each knows
+        joined.enter()
+        dismiss(code)
+    leave(code)
+
+
 def _explained(error: Exception) -> str:
     cause: BaseException | None = error
     while cause is not None:
@@ -153,9 +196,11 @@ def _explained(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    code = main()
-    if joined.is_joined():  # torch's threads may abort the process on its way out, and the job would count as failed
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    if not joined.is_joined():
+        sys.exit(main())
+    try:
+        code = main()
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    _end_job(code)

@@ -15,8 +15,8 @@ from bagua_bench.results import records
 from bagua_bench.results.records import Record
 
 
-def run_job(job: Job, campaign: str, stage: Stage, watch: Watch) -> tuple[Record, Path] | None:
-    """Run a job and append its record; returns the record and its file, or None on ranks that do not record.
+def run_job(job: Job, campaign: str, stage: Stage, watch: Watch) -> tuple[Record, Path]:
+    """Run a job and append its record; returns the record and its file.
 
     A failed run is recorded and returned; an interrupted one is recorded and raises KeyboardInterrupt.
     """
@@ -40,7 +40,7 @@ def run_job(job: Job, campaign: str, stage: Stage, watch: Watch) -> tuple[Record
     except KeyboardInterrupt:
         keep(lambda record: records.fail(record, "interrupted"))
         raise
-    return None if result is None else keep(lambda record: records.complete(record, result))
+    return keep(lambda record: records.complete(record, result))
 
 
 def _keep_log(folder: Path, record: Record, log: str) -> None:

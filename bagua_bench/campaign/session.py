@@ -9,7 +9,6 @@ from bagua_bench.campaign.plan import estimate, remaining
 from bagua_bench.campaign.stage import Stage
 from bagua_bench.configuration.cell import Job
 from bagua_bench.console import display, outcome
-from bagua_bench.launch import joined
 from bagua_bench.results import records
 from bagua_bench.results.provenance import hashes
 from bagua_bench.results.records import Record
@@ -25,17 +24,15 @@ def run_jobs(jobs: Sequence[Job], campaign: str, resume: bool) -> list[str]:
             place = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
             left = display.left(estimate(todo[number - 1 - len(jobs) :], known)) if len(jobs) > 1 else ""
             with display.watching(place + left + job.cell.label) as watch:
-                kept = run_job(job, campaign, stage, watch)
-            if kept is not None and joined.is_recorder():
-                record, where = kept
-                known.append(record)
-                if len(jobs) > 1:
-                    outcome.show_line(place + names[record["cell"]], record)
-                else:
-                    outcome.show(record, where)
-                if record["status"] != "done":
-                    failures.append(f"{job.cell.label}: {record['reason']}")
-    if len(jobs) > 1 and joined.is_recorder():
+                record, where = run_job(job, campaign, stage, watch)
+            known.append(record)
+            if len(jobs) > 1:
+                outcome.show_line(place + names[record["cell"]], record)
+            else:
+                outcome.show(record, where)
+            if record["status"] != "done":
+                failures.append(f"{job.cell.label}: {record['reason']}")
+    if len(jobs) > 1:
         outcome.show_end(len(jobs) - len(todo), records.file_of(jobs[0].cell.run.results, campaign))
     return failures
 

@@ -10,7 +10,7 @@ from bagua_bench.advise.proposals import proposed
 from bagua_bench.campaign.plan import Place, place
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import is_shaped
-from bagua_bench.launch import joined
+from bagua_bench.launch import crew, joined
 from bagua_bench.launch.elastic import run_elastic
 from bagua_bench.launch.local import Watch, workers
 from bagua_bench.launch.shaped import Shaped, shaped
@@ -30,8 +30,8 @@ class Stage:
         self._open = ExitStack()
         self._shared: tuple[Place, Shaped] | None = None
 
-    def run(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result | None:
-        """Run a cell; the result on the rank that records, None on others.
+    def run(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
+        """Run a cell, and return its result.
 
         `measured` receives the measurements of an emulated network. RunFailed if the run fails, or its network cannot
         be built.
@@ -42,7 +42,7 @@ class Stage:
             return simulate(cell)
         where, cell = place(cell), scale_model(proposed(cell))
         if joined.is_joined():
-            return joined.run_joined(cell)
+            return crew.lead(cell, watch)
         if cell.run.elastic is not None:
             self._end()
             return _elastic(cell, watch, measured)

@@ -18,7 +18,7 @@ def main() -> None:
     """Keep the store until the process is ended."""
     die_with_parent(int(sys.argv[1]))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-    from torch.distributed import TCPStore  # importing it takes seconds
+    from torch._C._distributed_c10d import TCPStore  # importing it takes seconds
 
     store = TCPStore(sys.argv[2], 0, is_master=True, wait_for_workers=False)
     mailbox.post(Path(sys.argv[3]), store.port)

@@ -24,7 +24,7 @@ _SIMULATES = ("bagua_bench.simulate.run", "bagua_bench.results.summary")
 _RUNS = (
     "bagua_bench.launch.local",
     "bagua_bench.launch.shaped",
-    "bagua_bench.launch.joined",
+    "bagua_bench.launch.crew",
     "bagua_bench.results.summary",
 )
 """The code behind a number: these modules, and all that they import or start."""

@@ -1,24 +1,25 @@
-"""Reports of a run to the process that watches it: one JSON object per line, written by rank 0."""
+"""Reports of a run to whoever watches it."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
 
 
 class Progress:
-    """Appends to a file, on rank 0 only; without a file it does nothing."""
+    """Passes events on, on rank 0 only; with None it does nothing."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path if os.environ.get("RANK", "0") == "0" else None
+    def __init__(self, watch: Callable[[Event], None] | None) -> None:
+        self._watch = watch
 
     def say(self, phase: str, **fields: float) -> None:
         """Report that the run is in `phase`."""
-        if self._path is not None:
-            with self._path.open("a") as stream:
-                stream.write(json.dumps({"phase": phase, **fields}) + "\n")
+        if self._watch is not None:
+            self._watch({"phase": phase, **fields})
 
     def stepper(self, samples: float, steps: Mapping[str, int]) -> Callable[[str, int, float, float], None]:
         """A function (phase, step, loss, seconds) that reports a step of `samples` samples.
@@ -31,3 +32,13 @@ class Progress:
             self.say(phase, step=step, **total, loss=loss, rate=samples / seconds)
 
         return report
+
+
+def to_file(path: Path) -> Callable[[Event], None]:
+    """Appends events to a file, one JSON object per line, for a process that reads it."""
+
+    def append(event: Event) -> None:
+        with path.open("a") as stream:
+            stream.write(json.dumps(event) + "\n")
+
+    return append

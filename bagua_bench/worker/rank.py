@@ -7,6 +7,7 @@ cell that is null, or with the process AGENT.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ from bagua_bench.worker import elastic, meeting, memory
 from bagua_bench.worker.build import make_trainer
 from bagua_bench.worker.checks import check_replicas
 from bagua_bench.worker.loop import Loop
-from bagua_bench.worker.progress import Progress
+from bagua_bench.worker.progress import Progress, to_file
 from bagua_bench.worker.snapshot import Snapshot
 from tasks.base import Batch, Task
 
@@ -222,7 +223,8 @@ def main() -> None:
     die_with_parent(int(sys.argv[2]))
     folder = Path(sys.argv[1])
     for number, cell in _cells(folder):
-        result = train(cell, Progress(folder / f"progress-{number}.jsonl"))
+        watch = to_file(folder / f"progress-{number}.jsonl") if os.environ["RANK"] == "0" else None
+        result = train(cell, Progress(watch))
         if result is not None:
             mailbox.post(folder / f"result-{number}.json", result.to_json())
 

@@ -73,6 +73,7 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
     (["algo=ddp,bytegrad"], ["algo=ddp,bytegrad", "-m is missing"]),
     (["campaign=quick", "algo=ddp,bytegrad", "run.steps=2"], ["algo=ddp,bytegrad", "-m is missing"]),
     (["-m", "algo=ddp,bytegrad", "run.step=2"], ["run.step=2", "did you mean steps?"]),
+    (["-m", "hydra/launcher=joblib", "algo=ddp,bytegrad"], ["hydra/launcher=joblib", "srun"]),
     (["-m", "algo=ddp,nothing"], ["algo=nothing", "allowed: "]),
     (["-m", "cluster.servers=2,99"], ["cluster.servers=99", "at most 44 ranks"]),
     (["campaign=quick", "cluster.servers=99"], ["cluster.servers=99", "at most 44 ranks"]),

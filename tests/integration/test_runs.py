@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench.launch.joined import first_host
 from tests.catalogue import declared, runnable
 from tests.integration.cli import COMMAND, TINY, bench, leftovers, python, recorded
 from tests.warm import client as warm
@@ -133,7 +132,13 @@ def test_a_campaign_inside_torchrun_runs_all_its_cells_in_the_same_processes(tmp
 
 
 def test_inside_slurm_the_command_joins_the_job(tmp_path: Path) -> None:
-    slurm = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "4711", "SLURM_NODELIST": "localhost"}
+    slurm = {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+    }
     with Path(os.devnull).open("wb") as nothing:
         tasks = []
         for rank in ("0", "1"):
@@ -142,12 +147,6 @@ def test_inside_slurm_the_command_joins_the_job(tmp_path: Path) -> None:
         assert [task.wait(100) for task in tasks] == [0, 0]
     [record] = recorded(tmp_path)
     assert (record["status"], record["ranks"]) == ("done", 2)
-
-
-def test_slurm_node_lists() -> None:
-    assert first_host("gpu[003-007,9],cpu1") == "gpu003"
-    assert first_host("node7,node8") == "node7"
-    assert first_host("n-[1,3]") == "n-1"
 
 
 def test_a_campaign_resumes_where_it_stopped(tmp_path: Path) -> None:

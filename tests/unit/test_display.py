@@ -14,14 +14,14 @@ from rich.console import Console
 
 from bagua_bench.console import display, outcome
 from bagua_bench.results import records
-from bagua_bench.worker.progress import Progress
+from bagua_bench.worker.progress import Progress, to_file
 from tests.catalogue import resolved
 from tests.unit.test_records import RESULT, new
 
 
 def events(path: Path) -> Iterator[dict[str, Any]]:
     """What the rank 0 of a run says: two warm-up steps, then thirty."""
-    progress = Progress(path)
+    progress = Progress(to_file(path))
     report = progress.stepper(10, {"untimed": 0, "timed": 30})
     for phase, steps in (("warm-up", 2), ("timed", 30)):
         for step in range(1, steps + 1):
