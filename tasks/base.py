@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tasks.loading.elastic import Position
-
 Batch = tuple[Tensor, ...]
 """What one rank trains on in one step; the first dimension of every tensor is the samples."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far training has come in its data: the first `seen` samples of `epoch`'s order, by all ranks together."""
+
+    epoch: int = 0
+    seen: int = 0
+
+    def after(self, number: int, total: int) -> Position:
+        """After `number` more samples, all of one epoch of `total`: of the next one if fewer are left of this."""
+        if number > total:
+            raise ValueError(f"number={number}: an epoch has {total} samples")
+        here = self if total - self.seen >= number else Position(self.epoch + 1)
+        return Position(here.epoch, here.seen + number)
 
 
 class Task(ABC):

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from tasks.base import Batch, Task
+from tasks.base import Batch, Position, Task
 from tasks.loading.cached import CachedDataset
-from tasks.loading.elastic import ElasticSampler, Position
+from tasks.loading.elastic import ElasticSampler
 from tasks.torchvision_compat import torchvision
 
 DIGITS_TEST = 360

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from tasks.base import Batch, Task
-from tasks.loading.elastic import Position
+from tasks.base import Batch, Position, Task
 
 
 class Point(nn.Module):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, DistributedSampler
 
-from tasks.base import Batch, Task
+from tasks.base import Batch, Position, Task
 from tasks.loading.balanced import (
     BatchFunction,
     DistributedIndices,
@@ -23,7 +23,6 @@ from tasks.loading.balanced import (
     in_order,
     of_similar_length,
 )
-from tasks.loading.elastic import Position
 
 _DATA_SEED = 2021
 """Of the generated data sets. Which data there is does not depend on `run.seed`, only its order does."""

@@ -20,8 +20,7 @@ from bagua_bench.results.result import Interface, RankResult
 from bagua_bench.worker import memory
 from bagua_bench.worker.loop import Loop
 from bagua_bench.worker.progress import Progress
-from tasks.base import Task
-from tasks.loading.elastic import Position
+from tasks.base import Position, Task
 
 _STRIDE = 1_000_003  # between the seeds of two steps, so that ranks of a new world repeat nobody's random numbers
 

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from bagua_bench.configuration.schema import ClusterKeys, ComputeKeys, NetworkKeys, RunKeys, TransportKeys, TuneKeys
+from bagua_bench.configuration.schema import (
+    ClusterKeys,
+    ComputeKeys,
+    ElasticKeys,
+    NetworkKeys,
+    RunKeys,
+    TransportKeys,
+    TuneKeys,
+)
 from tests.integration.cli import bench
 
 ERRORS = [  # arguments, and what the line must contain: key, value and allowed values
@@ -119,6 +127,7 @@ def test_help_lists_the_options_and_says_what_they_mean() -> None:
         "compute": ComputeKeys,
         "run": RunKeys,
         "tune": TuneKeys,
+        "elastic": ElasticKeys,
     }
     keys = {f"{group}.{field.name}" for group, schema in groups.items() for field in fields(schema)}
     assert explained == keys | {"mode"}
