@@ -9,15 +9,18 @@ from pathlib import Path
 from tests.warm import client as warm
 
 GROUPS = {  # tests that one worker runs one after the other
+    "tests/integration/test_elastic.py": "machine",
     "tests/integration/test_ended_runs.py": "machine",  # they look at what remains on the machine, or change it
     "tests/integration/test_kills.py": "machine",
     "tests/integration/test_network.py": "machine",
     "tests/integration/test_shaped_runs.py": "machine",
     "tests/transport/test_plugin.py::test_where_packets_are_lost": "machine",
+    "tests/integration/test_slurm.py": "Slurm",  # they share the one that the first brings up
     "tests/integration/test_own_model.py": "own model",  # they read what one run found
     "tests/unit/test_imports.py": "imports",
 }
 _NETWORK, _PLUGIN = "tests/integration/test_network.py", "tests/transport/test_plugin.py"
+_ELASTIC = "tests/integration/test_elastic.py"
 _QUIET = (  # tests that measure rates and times of a network whose packets pass through a process on this machine
     f"{_NETWORK}::test_every_pair",
     f"{_NETWORK}::test_without_tun",
@@ -27,6 +30,8 @@ _QUIET = (  # tests that measure rates and times of a network whose packets pass
     "tests/integration/test_shaped_runs.py::test_a_run_records",
     f"{_PLUGIN}::test_a_small_message_is_not",
     f"{_PLUGIN}::test_where_packets_are_lost",
+    f"{_ELASTIC}::test_a_server_that_is_lost",  # servers that come too late begin another life
+    f"{_ELASTIC}::test_servers_of_an_emulated",
 )
 
 

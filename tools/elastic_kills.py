@@ -6,7 +6,6 @@ Exit code 0 if every run ended, done, with every step taken, and nothing is left
 
 from __future__ import annotations
 
-import argparse
 import random
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import psutil
 
 from tests.emulated import cleared, why_not
 from tests.integration.cli import recorded, start
-from tools.kills import processes
+from tools.kills import asked, processes
 
 RUN = ["task=quadratic", "run.evaluate=false", "run.elastic=true", "run.timeout=10s", "cluster.servers=3",
        "elastic.every=200", "elastic.restarts=20", "network.bandwidth=100mbit", "network.latency=1ms"]  # fmt: skip
@@ -49,10 +48,7 @@ def hurt(parent: subprocess.Popen[bytes], rng: random.Random) -> str:
 
 def main() -> int:
     """Kill as often as asked; 0 if every run survived, or if this machine cannot build networks."""
-    parser = argparse.ArgumentParser(prog="python -m tools.elastic_kills", description=__doc__)
-    parser.add_argument("number", type=int, nargs="?", default=50, help="kills (default %(default)s)")
-    parser.add_argument("seed", type=int, nargs="?", default=0, help="of the choices (default %(default)s)")
-    options = parser.parse_args()
+    options = asked("tools.elastic_kills", __doc__)
     if reason := why_not("auto"):
         print(f"skipped: {reason}")
         return 0

@@ -121,12 +121,17 @@ def resume(folder: Path) -> list[str]:
     return [] if done.returncode == 0 and counted == expected else [f"resume: {done.stderr}; rounds done: {counted}"]
 
 
-def main() -> int:
-    """Kill as often as asked; 0 if nothing was left at any time, or if this machine cannot build networks."""
-    parser = argparse.ArgumentParser(prog="python -m tools.kills", description=__doc__)
+def asked(module: str, description: str | None) -> argparse.Namespace:
+    """The arguments NUMBER and SEED of a killer."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("number", type=int, nargs="?", default=50, help="kills (default %(default)s)")
     parser.add_argument("seed", type=int, nargs="?", default=0, help="of the choices (default %(default)s)")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Kill as often as asked; 0 if nothing was left at any time, or if this machine cannot build networks."""
+    options = asked("tools.kills", __doc__)
     if reason := why_not("auto"):
         print(f"skipped: {reason}")
         return 0

@@ -43,11 +43,10 @@ class Stage:
         where, cell = place(cell), scale_model(proposed(cell))
         if joined.is_joined():
             return crew.lead(cell, watch)
-        if cell.run.elastic is not None:
-            self._end()
-            return _elastic(cell, watch, measured)
         if not is_shaped(cell):
             self._end()
+            if cell.run.elastic is not None:
+                return run_elastic(cell, watch)
             with workers(cell.cluster.ranks) as processes:
                 return processes.run(cell, watch)
         try:
@@ -76,11 +75,3 @@ class Stage:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._end(error)
-
-
-def _elastic(cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
-    """A run that goes on when servers are lost: on processes of its own, whose number changes."""
-    if not is_shaped(cell):
-        return run_elastic(cell, watch)
-    with shaped(cell) as place:
-        return place.elastic(cell, watch, measured)

@@ -28,6 +28,9 @@ def main() -> int:
     from torch.distributed.run import parse_args, run
 
     if folder := os.environ.get(GATE):
+        from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, dynamic_rendezvous  # noqa: F401
+        from torch.distributed.launcher import api  # noqa: F401  all that `run` imports, which would come after the gate
+
         gate.pass_through(Path(folder))
     try:
         run(parse_args([*sys.argv[3:], str(os.getpid())]))

@@ -44,20 +44,11 @@ class Shaped:
         RunFailed if the network cannot be measured, or for the reasons of `Workers.run`.
         """
         try:
-            return self._run(cell, watch, measured, self._train)
+            return self._run(cell, watch, measured)
         except (NetworkError, OSError) as error:
             raise RunFailed(f"network: {error}") from error
 
-    def elastic(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
-        """The same of a cell that goes on when servers are lost, whose processes begin and end with it."""
-        try:
-            return self._run(cell, watch, measured, self._go_on)
-        except (NetworkError, OSError) as error:
-            raise RunFailed(f"network: {error}") from error
-
-    def _run(
-        self, cell: Cell, watch: Watch, measured: dict[str, Any], train: Callable[[Cell, Watch], Result]
-    ) -> Result:
+    def _run(self, cell: Cell, watch: Watch, measured: dict[str, Any]) -> Result:
         network = self._network
         measured |= survey.describe(network)
         if first := self._last is None:
@@ -65,7 +56,7 @@ class Shaped:
         self._note("before", measured)
         drops = network.backend.drops()
         watch({"phase": "starting"})
-        result = train(cell, watch)
+        result = self._train(cell, watch)
         measured["traffic"] = traffic.compare(result.ranks, cell.cluster.ranks_per_server)
         if cell.run.elastic is None:  # checkpoints are not counted
             measured["flags"] += traffic.flags(measured["traffic"])
@@ -78,9 +69,11 @@ class Shaped:
         return result
 
     def _train(self, cell: Cell, watch: Watch) -> Result:
-        if self._workers is None:
-            self._workers = self._start()
         try:
+            if cell.run.elastic is not None:  # its processes begin and end with it
+                return run_elastic(cell, watch, self._network.hosts)
+            if self._workers is None:
+                self._workers = self._start()
             return self._workers.run(cell, watch)
         except RunFailed as failure:
             try:
@@ -88,9 +81,6 @@ class Shaped:
             except NetworkError as error:  # the ranks lost each other because the network ended
                 raise RunFailed(f"network: {error}", failure.log) from failure
             raise
-
-    def _go_on(self, cell: Cell, watch: Watch) -> Result:
-        return run_elastic(cell, watch, self._network.hosts)
 
     def _survey(self, watch: Watch) -> None:
         watch({"phase": "probing the network"})

@@ -15,9 +15,8 @@ from bagua_bench.elastic.checkpoints import Checkpoints
 from bagua_bench.elastic.diary import BEGINS, TRAINS
 from bagua_bench.engine.saved import Saved
 from bagua_bench.engine.trainer import Trainer
-from bagua_bench.network import counters
-from bagua_bench.results.result import Interface, RankResult
-from bagua_bench.worker import memory
+from bagua_bench.results.result import RankResult
+from bagua_bench.worker.counts import Counts
 from bagua_bench.worker.loop import Loop
 from bagua_bench.worker.progress import Progress
 from tasks.base import Position, Task
@@ -46,33 +45,28 @@ def go_on(
     kept: dict[str, Any] = checkpoints.restore(engine) or {"losses": [], "position": {}, "ranks": size}
     if kept["ranks"] != size:
         torch.manual_seed(run.seed + 1 + rank + _STRIDE * engine.steps)
+    if engine.steps >= run.untimed + run.steps:
+        raise ValueError(
+            f"elastic.folder={asked.folder}: its newest checkpoint is of step {engine.steps}, and "
+            f"run.steps={run.steps} leaves none to take; raise run.steps, or give another folder"
+        )
     progress.say(BEGINS, ranks=size, after=engine.steps)
     position, losses, seconds = Position(**kept["position"]), list(kept["losses"]), list[dict[str, float]]()
     batches = task.resumed(rank, size, run.seed, position)
-    memory.reset_peak(device)
-    if engine.rounds is not None:
-        engine.rounds.reset()
-    sent, on_wire, timed = trainer.sent(), counters.sent(), False
+    counts: Counts | None = None
     while engine.steps < run.untimed + run.steps:
-        if engine.steps >= run.untimed and not timed:
-            sent, on_wire, timed = trainer.sent(), counters.sent(), True
+        if engine.steps >= run.untimed and counts is None:
+            counts = Counts(trainer, device)
         spent, lost = loop.take(batches, 1, TRAINS)
-        seconds += spent if timed else []
+        seconds += spent if counts is not None else []
         losses += lost
         for _ in range(run.accumulate):
             position = position.after(size * task.batch, task.samples_per_epoch)
         if checkpoints.due(engine) and engine.steps < run.untimed + run.steps:
             checkpoints.save(engine, {"losses": losses, "position": asdict(position), "ranks": size})
     dist.barrier()
-    return RankResult(
-        seconds=tuple(seconds),
-        losses=tuple(losses),
-        sent={key: value - sent[key] for key, value in trainer.sent().items()},
-        metrics={},
-        averaging=None if engine.rounds is None else engine.rounds.summary(),
-        peak_memory=memory.peak(device),
-        interface=Interface(**{key: value - on_wire[key] for key, value in counters.sent().items()}),
-    )
+    assert counts is not None, "the last step is a timed one"
+    return counts.result(seconds, losses)
 
 
 def _engine(trainer: Trainer) -> Saved:

@@ -31,14 +31,14 @@ from bagua_bench.engine.schedule import perform
 from bagua_bench.engine.trainer import Trainer
 from bagua_bench.layers.batch_norm import synchronize_batch_norms
 from bagua_bench.machine import loads
-from bagua_bench.network import counters
 from bagua_bench.processes import mailbox
 from bagua_bench.processes.lifetime import die_with_parent
-from bagua_bench.results.result import NOT_CHECKED, Interface, RankResult, Result, Sending, with_traffic
+from bagua_bench.results.result import NOT_CHECKED, RankResult, Result, Sending, with_traffic
 from bagua_bench.transport import environment
 from bagua_bench.worker import elastic, meeting, memory
 from bagua_bench.worker.build import make_trainer
 from bagua_bench.worker.checks import check_replicas
+from bagua_bench.worker.counts import Counts
 from bagua_bench.worker.loop import Loop
 from bagua_bench.worker.progress import Progress, to_file
 from bagua_bench.worker.snapshot import Snapshot
@@ -85,20 +85,9 @@ def _measure(
     progress: Progress,
 ) -> Result | None:
     """Warm up, take the timed steps, check; the result on rank 0, None elsewhere."""
-    run, rank, size, learns = cell.run, dist.get_rank(), dist.get_world_size(), cell.mode == "measure"
-    samples = task.batch * run.accumulate * size
-    slowness = cell.cluster.slow_ranks.get(str(rank), 1.0) if learns else 1.0  # the emulation has its own
-    declared = facts.algorithm(cell.algo)
-    report = progress.stepper(samples / cell.haste, {"untimed": run.untimed, "timed": declared.whole(run.steps)})
-    if run.elastic is not None:
-        report = elastic.reporter(progress, trainer, run, samples)
-    loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision)
-    if run.elastic is not None:
-        warmup_steps, own = 0, elastic.go_on(run, task, trainer, loop, device, progress)
-    else:
-        warmup_steps = _warm_up(run, task, trainer, loop, learns) if run.warmup or run.autotune else 0
-        torch.manual_seed(run.seed + 1 + rank)  # dropout differs between ranks
-        own = _timed(run, declared, trainer, loop, task.batches(rank, size, run.seed), device)
+    run, size, learns = cell.run, dist.get_world_size(), cell.mode == "measure"
+    samples, declared = task.batch * run.accumulate * size, facts.algorithm(cell.algo)
+    warmup_steps, own = _trained(cell, task, trainer, device, progress, samples)
     streams = environment.streams(cell.transport) or comm.streams()
     with trainer.paused():
         progress.say("checking")
@@ -123,6 +112,27 @@ def _measure(
         study=trainer.study,
         imbalance=_imbalance(run, task, size, len(ranks[0].seconds)),
     )
+
+
+def _trained(
+    cell: Cell, task: Task, trainer: Trainer, device: torch.device, progress: Progress, samples: int
+) -> tuple[int, RankResult]:
+    """Warm up and take the timed steps, of so many samples each: how many steps the warm-up took, and this rank's own.
+
+    An elastic run takes those that are left, and has no warm-up.
+    """
+    run, rank, size, learns = cell.run, dist.get_rank(), dist.get_world_size(), cell.mode == "measure"
+    slowness = cell.cluster.slow_ranks.get(str(rank), 1.0) if learns else 1.0  # the emulation has its own
+    if run.elastic is not None:
+        report = elastic.reporter(progress, trainer, run, samples)
+        loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision)
+        return 0, elastic.go_on(run, task, trainer, loop, device, progress)
+    declared = facts.algorithm(cell.algo)
+    report = progress.stepper(samples / cell.haste, {"untimed": run.untimed, "timed": declared.whole(run.steps)})
+    loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision)
+    warmup_steps = _warm_up(run, task, trainer, loop, learns) if run.warmup or run.autotune else 0
+    torch.manual_seed(run.seed + 1 + rank)  # dropout differs between ranks
+    return warmup_steps, _timed(run, declared, trainer, loop, task.batches(rank, size, run.seed), device)
 
 
 def _imbalance(run: RunPart, task: Task, size: int, steps: int) -> float | None:
@@ -155,13 +165,8 @@ def _timed(
     The timed steps are whole periods; an algorithm that averages in rounds gets more until enough rounds are applied.
     """
     _, early_losses = loop.take(batches, run.untimed, "untimed")
-    memory.reset_peak(device)
-    sent = trainer.sent()
-    skipped = trainer.scale.skipped if trainer.scale is not None else 0
     dist.barrier()
-    on_wire = counters.sent()
-    if trainer.rounds is not None:
-        trainer.rounds.reset()
+    counts = Counts(trainer, device)
     steps = declared.whole(run.steps)
     seconds, losses = loop.take(batches, steps, "timed")
     soon = time.monotonic() + _LEAST_SECONDS
@@ -169,16 +174,7 @@ def _timed(
         more, their_losses = loop.take(batches, steps, "timed")
         seconds, losses = seconds + more, losses + their_losses
     dist.barrier()
-    return RankResult(
-        seconds=tuple(seconds),
-        losses=(*early_losses, *losses),
-        sent={key: value - sent[key] for key, value in trainer.sent().items()},
-        metrics={},
-        averaging=None if trainer.rounds is None else trainer.rounds.summary(),
-        peak_memory=memory.peak(device),
-        skipped_steps=trainer.scale.skipped - skipped if trainer.scale is not None else None,
-        interface=Interface(**{key: value - on_wire[key] for key, value in counters.sent().items()}),
-    )
+    return counts.result(seconds, [*early_losses, *losses])
 
 
 def _goes_on(trainer: Trainer, rounds: int, patient: bool) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
+
+from tasks.loading.ranks import place
 
 BatchFunction = Callable[[list[int]], Sequence[Sequence[int]]]
 """Cuts a rank's indices of an epoch, in the order of its sampler, into batches."""
@@ -42,12 +43,7 @@ class LoadBalancedSampler(Sampler[int]):
         drop_last: bool = False,
         random_level: float = 0.0,
     ) -> None:
-        self.num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
-        self.rank = dist.get_rank() if rank is None else rank
-        if self.num_replicas < 1:
-            raise ValueError(f"num_replicas={num_replicas}: must be at least 1")
-        if not 0 <= self.rank < self.num_replicas:
-            raise ValueError(f"rank={rank}: allowed: 0 to {self.num_replicas - 1}")
+        self.num_replicas, self.rank = place(num_replicas, rank)
         if not 0 <= random_level <= 1:
             raise ValueError(f"random_level={random_level}: allowed: 0 to 1")
         self.shuffle, self.seed, self.drop_last, self.epoch = shuffle, seed, drop_last, 0

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import Dataset, Sampler
 
 from tasks.base import Position
+from tasks.loading.ranks import place
 
 __all__ = ["ElasticSampler", "Position"]
 
@@ -34,12 +34,7 @@ class ElasticSampler(Sampler[int]):
         shuffle: bool = True,
         seed: int = 0,
     ) -> None:
-        self.num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
-        self.rank = dist.get_rank() if rank is None else rank
-        if self.num_replicas < 1:
-            raise ValueError(f"num_replicas={num_replicas}: must be at least 1")
-        if not 0 <= self.rank < self.num_replicas:
-            raise ValueError(f"rank={rank}: allowed: 0 to {self.num_replicas - 1}")
+        self.num_replicas, self.rank = place(num_replicas, rank)
         self.shuffle, self.seed = shuffle, seed
         self._total: int = len(dataset)  # type: ignore[arg-type]
         self._begin = Position()

@@ -20,7 +20,14 @@ from tests.emulated import cleared, needs
 from tests.integration.cli import bench, leftovers, recorded, start, workers
 
 HOME = Path(__file__).resolve().parents[2]
-VGG = ["task=vgg16", "task.scale=tiny", "run.evaluate=false", "run.elastic=true", "elastic.every=5"]
+VGG = [
+    "task=vgg16",
+    "cluster.slow_ranks.0=5",
+    "task.scale=tiny",
+    "run.evaluate=false",
+    "run.elastic=true",
+    "elastic.every=5",
+]
 
 
 def test_a_server_that_is_lost_and_comes_back(tmp_path: Path) -> None:
@@ -111,6 +118,9 @@ def test_a_named_folder_is_what_the_next_run_goes_on_from(tmp_path: Path) -> Non
     assert first["result"]["elastic"]["lives"] == [{"ranks": 2, "first": 1, "last": 10}]
     assert second["result"]["elastic"]["lives"] == [{"ranks": 2, "first": 9, "last": 14}]
     assert second["result"]["losses"][:8] == first["result"]["losses"][:8]
+    assert bench(tmp_path, *given, "run.steps=8").returncode == 1
+    [*_, third] = recorded(tmp_path)
+    assert third["status"] == "failed" and "elastic.folder=" in third["reason"] and "step 12" in third["reason"]
 
 
 def test_the_script_of_the_documentation_survives_a_kill(tmp_path: Path) -> None:
