@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch")
 _UP = 30.0  # seconds
@@ -108,13 +110,27 @@ def cluster(folder: Path, nodes: int = 2, cores: int = 2) -> Iterator[Slurm]:
         yield slurm
     finally:
         for daemon in reversed(daemons):
-            daemon.terminate()
-        for daemon in reversed(daemons):
-            try:
-                daemon.wait(5)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            _end(daemon)
+        for step in psutil.process_iter(["name"]):  # they outlive their node's daemon, and wait for it
+            if step.info["name"] == "slurmstepd" and _belongs(step, folder):
+                step.kill()
+
+
+def _end(daemon: subprocess.Popen[bytes]) -> None:
+    daemon.terminate()
+    try:
+        daemon.wait(5)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
+
+
+def _belongs(process: psutil.Process, folder: Path) -> bool:
+    """Whether a process is of the Slurm whose configuration is in a folder."""
+    try:
+        return process.environ().get("SLURM_CONF") == str(folder / "slurm.conf")
+    except psutil.Error:
+        return False
 
 
 def _idle(slurm: Slurm, folder: Path) -> int:
