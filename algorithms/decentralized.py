@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from algorithms.base import Algorithm, Bucket, Comm, Least, Turn, When
-from algorithms.primitives import c_fp_s, d_fp_s, participants
-from algorithms.topology import check_even, shift_one
+from algorithms.primitives import c_fp_s, d_fp_s
+from algorithms.topology import shift_one
 
 
 class Decentralized(Algorithm):
     """x_i <- mean of x_i and its peer's x, minus the optimizer's step for the gradient at the old x_i.
 
-    peers: "shift_one", one peer that changes with every exchange, or "all"; interval: steps per exchange.
+    peers: "shift_one", one peer that changes with every exchange (of an odd number one rank has none), or "all";
+    interval: steps per exchange.
     """
 
     when = When.FORWARD
@@ -38,8 +39,6 @@ class Decentralized(Algorithm):
         self.averaged: dict[str, Tensor] = {}
 
     def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: Optimizer) -> None:
-        if self.peers == "shift_one":
-            check_even(participants(comm, self.hierarchical))
         self.averaged = {bucket.name: torch.empty_like(bucket.weight) for bucket in buckets}
 
     def turns(self, step: int) -> Sequence[Turn]:

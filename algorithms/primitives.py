@@ -88,7 +88,7 @@ def d_fp_s(
 ) -> None:
     """Decentralised, full precision: out (N,) becomes the mean of x (N,) and the x of every peer; x stays.
 
-    One round of direct sends: N s bytes to each peer. `peers(rank, size)` names them; the relation is symmetric.
+    One round of direct sends: N s bytes to each peer. `peers(rank, size)` names them, maybe none; symmetric.
     Hierarchical: x is averaged inside each server first. Source: Bagua, primitive D_FP_S.
     """
     out.copy_(x)

@@ -6,19 +6,20 @@ from __future__ import annotations
 def shift_one(exchange: int, rank: int, size: int) -> list[int]:
     """The one peer of `rank` in the given exchange (0, 1, ...): a symmetric pairing of two halves, period size / 2.
 
-    ValueError for an odd number of ranks.
+    Of an odd number one rank has none: all but rank 0 in turn, period size - 1. The others pair as if they were alone.
     """
-    check_even(size)
+    if size % 2:
+        if size == 1:
+            return []
+        left_out = 1 + exchange % (size - 1)
+        if rank == left_out:
+            return []
+        [peer] = shift_one(exchange, rank - (rank > left_out), size - 1)
+        return [peer + (peer >= left_out)]
     half = size // 2
     if rank < half:
         return [(exchange + rank) % half + half]
     return [(rank - half - exchange) % half]
-
-
-def check_even(size: int) -> None:
-    """ValueError unless `size` ranks can be paired."""
-    if size % 2:
-        raise ValueError(f"peers=shift_one: pairs need an even number of ranks (or servers), there are {size}")
 
 
 def ring(rank: int, size: int) -> list[int]:

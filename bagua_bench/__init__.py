@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bagua_bench.elastic.checkpoints import Checkpoints
+    from bagua_bench.elastic.company import Company
+    from bagua_bench.elastic.course import Course
+    from bagua_bench.elastic.members import Members
     from bagua_bench.engine.engine import Engine
     from bagua_bench.fused.optimizer import fuse
     from bagua_bench.layers.batch_norm import synchronize_batch_norms
 
-__all__ = ["Checkpoints", "Engine", "fuse", "synchronize_batch_norms"]
+__all__ = ["Checkpoints", "Company", "Course", "Engine", "Members", "fuse", "synchronize_batch_norms"]
 
 _MODULES = {
     "Checkpoints": "elastic.checkpoints",
+    "Company": "elastic.company",
+    "Course": "elastic.course",
     "Engine": "engine.engine",
+    "Members": "elastic.members",
     "fuse": "fused.optimizer",
     "synchronize_batch_norms": "layers.batch_norm",
 }

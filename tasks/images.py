@@ -150,7 +150,7 @@ class ImageTask(Task):
             drop_last=True,
             generator=torch.Generator().manual_seed(seed * size + rank),
         )
-        sampler.set_epoch(begin.epoch, begin.seen)
+        sampler.set_epoch(begin.epoch, begin.seen, begin.shares)
         for epoch in count(begin.epoch + 1):
             yield from loader
             sampler.set_epoch(epoch)

@@ -106,7 +106,7 @@ class SequenceTask(Task):
     def resumed(self, rank: int, size: int, seed: int, begin: Position) -> Iterator[Batch]:
         """Of a stream, batches that did not come before."""
         if self._sampler is None:
-            number = begin.epoch * self.samples_per_epoch + begin.seen
+            number = begin.epoch * self.samples_per_epoch + begin.number(self.samples_per_epoch)
             generator = torch.Generator().manual_seed(1_000_003 * (seed + 7_919 * number) + rank + 1)
             while True:
                 yield self.alike(self.batch, generator)

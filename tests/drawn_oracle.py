@@ -90,7 +90,7 @@ def _averaged_weights(case: Case, number: int, models: Sequence[nn.Module]) -> l
     if case.algorithm == "everybody":
         return [[_mean(same) for same in zip(*weights, strict=True)] for _ in models]
     if case.algorithm == "pairs" or (case.algorithm == "pairs, every other step" and number % 2 == 0):
-        peers = [shift_one(exchange, rank, case.ranks)[0] for rank in range(case.ranks)]
+        peers = [[*shift_one(exchange, rank, case.ranks), rank][0] for rank in range(case.ranks)]
         return [[(a + b) / 2 for a, b in zip(weights[r], weights[p], strict=True)] for r, p in enumerate(peers)]
     return None
 

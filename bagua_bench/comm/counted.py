@@ -155,6 +155,10 @@ class CountedComm(ABC):
     def close(self) -> None:
         """Release the communicator's resources; no other rank needs them any more."""
 
+    def abandon(self) -> None:
+        """Release it while others may need it: calls of theirs that wait for this rank fail."""
+        self.close()
+
     def _lengths(self, x: Tensor) -> list[int]:
         """The lengths of everyone's x."""
         own = torch.tensor([len(x)], device=x.device)

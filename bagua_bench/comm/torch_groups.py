@@ -12,6 +12,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from algorithms.base import Message, Op
 from bagua_bench.comm.counted import CommError, CountedComm
@@ -25,6 +26,15 @@ _OPS = {
 
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # renamed in torch 2.13
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # the same
+
+
+def init_default(store: Store, rank: int, size: int, timeout: float) -> None:
+    """Make torch.distributed's default group, over gloo; collective. `timeout` in seconds.
+
+    A process may do so again, among others, after it has destroyed the group; every one needs a store of its own.
+    """
+    _made.clear()  # these ranks may be new to each other
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
 
 
 class TorchComm(CountedComm):
@@ -108,6 +118,12 @@ class TorchComm(CountedComm):
                 comm.close()
         dist.destroy_process_group(self.group)
         del self.group  # its threads and sockets end with the last reference
+
+    def abandon(self) -> None:
+        for comm in (self, *self._parts(), self.intra, self.inter):
+            if isinstance(comm, TorchComm):
+                comm.group.abort()  # calls of this rank's other threads
+        self.close()
 
     def barrier(self) -> None:
         with _errors("barrier"):

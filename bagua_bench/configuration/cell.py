@@ -14,7 +14,7 @@ from bagua_bench.configuration import plain
 _NOT_IDENTITY = {"run": ("results",), "algo": ("about",), "task": ("about", "cache")}
 """Keys of groups that are not part of the identity: where results and a cache are, and what is declared."""
 _CAME_LATER: Mapping[str, Mapping[str, Any]] = {
-    "run": {"channels": 1},
+    "run": {"channels": 1, "elastic": {"regroup": False}},
     "compute": {"haste": 1.0},
     "network": {"software_delay": False},
     "task": {"sampler": None, "batching": "mixed", "samples": None},
@@ -196,6 +196,8 @@ class ElasticPart:
     servers: int
     """With fewer it waits."""
     restarts: int
+    regroup: bool
+    """Whether those that are left go on without a restart."""
     folder: str | None
     """Of the checkpoints; None: a temporary one."""
     outages: tuple[Outage, ...]
@@ -286,10 +288,14 @@ def identity(config: Mapping[str, Any]) -> str:
     A key that came later does not change it while it has the value of before, so a cell keeps its id.
     """
     known = {key: _without(value, _NOT_IDENTITY.get(key, ())) for key, value in config.items()}
-    for group, keys in _CAME_LATER.items():
-        if known.get(group):
-            known[group] = {key: value for key, value in known[group].items() if (key, value) not in keys.items()}
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(_older(known, _CAME_LATER), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _older(value: Any, later: Any) -> Any:
+    """Some JSON without the keys that came later and have the value of before."""
+    if not isinstance(value, dict) or not isinstance(later, Mapping):
+        return value
+    return {key: _older(item, later.get(key)) for key, item in value.items() if (key, item) not in later.items()}
 
 
 def _without(value: Any, keys: Sequence[str]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from bagua_bench.configuration import facts
+from bagua_bench.configuration import conf_folder, facts
 from bagua_bench.configuration.cell import Cell, ElasticPart, Outage
 
 
@@ -22,6 +22,8 @@ def problems(cell: Cell) -> Iterator[str]:
         yield f"elastic.restarts={asked.restarts}: must be at least 0"
     if asked.servers > cell.cluster.servers:
         yield f"elastic.servers={asked.servers}: allowed: at most cluster.servers={cell.cluster.servers}"
+    if asked.regroup:
+        yield from _regroup(cell)
     yield from _outages(cell, asked)
 
 
@@ -35,9 +37,6 @@ def _parts(cell: Cell) -> Iterator[str]:
             f"run.elastic=true: algo={cell.algo.name} is a system of its own, and checkpoints are those of the "
             "suite's engine; allowed: the algorithms of the suite"
         )
-    if declared.pairs:
-        instead = f"; allowed: algo.{declared.unpaired}" if declared.unpaired else ""
-        yield f"run.elastic=true: algo={cell.algo.name} pairs servers, and an odd number may be left{instead}"
     if not facts.task(cell.task).elastic:
         yield f"run.elastic=true: task={cell.task.name} cannot begin in mid-epoch"
     if cell.task.uneven:
@@ -49,6 +48,16 @@ def _parts(cell: Cell) -> Iterator[str]:
         yield "run.elastic=true: the steps of run.autotune are undone, those of an elastic run are kept; use one"
     if cell.run.device == "cuda":
         yield "run.elastic=true: the ranks of all servers would share one machine's GPUs; allowed: run.device=cpu"
+
+
+def _regroup(cell: Cell) -> Iterator[str]:
+    """What ranks that are left can go on with."""
+    if not facts.algorithm(cell.algo).regroups:
+        names = sorted(path.stem for path in (conf_folder.FOLDER / "algo").glob("*.yaml"))
+        able = ", ".join(name for name in names if facts.option(name).regroups)
+        yield f"elastic.regroup=true: algo={cell.algo.name} cannot go on without a restart; allowed: {able}"
+    if cell.cluster.ranks_per_server != 1:
+        yield f"elastic.regroup=true: cluster.ranks_per_server={cell.cluster.ranks_per_server}: allowed: 1"
 
 
 def _outages(cell: Cell, asked: ElasticPart) -> Iterator[str]:

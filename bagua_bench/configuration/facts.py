@@ -38,10 +38,6 @@ class AlgorithmFacts:
     """Options with which the warm-up takes one step."""
     rounds: int = 0
     """0: it communicates in steps. Otherwise it averages in rounds alongside them, at least so many in a timed run."""
-    pairs: bool = False
-    """Whether it pairs ranks (or servers), whose number must then be even."""
-    unpaired: str = ""
-    """The option that allows an odd number."""
     by_server: bool = False
     """Whether it exchanges between servers only, after a sum inside each."""
     compare: tuple[tuple[str, ...], ...] = ((),)
@@ -52,6 +48,9 @@ class AlgorithmFacts:
     """Largest relative distance of float32 weights between short runs that only round sums differently."""
     skips_steps: bool = True
     """Whether a step can be skipped after communication (an overflow under fp16) without leaving a trace."""
+    regroups: bool = False
+    """Whether ranks that are left can go on without a restart when one is lost: replicas may differ, and all state may
+    begin anew."""
     needs_shapes: bool = False
     """Whether it depends on the shapes of parameters; a scale model has flat tensors and says nothing about it."""
     buckets: str = ""
@@ -145,10 +144,9 @@ def baseline() -> str:
 
 
 def register_resolvers() -> None:
-    """Register what declarations may use: ${equal:A,B}, and ${number:A}, 1 if A is true and 0 otherwise."""
+    """Register what declarations may use: ${number:A}, 1 if A is true and 0 otherwise."""
     from omegaconf import OmegaConf
 
-    OmegaConf.register_new_resolver("equal", lambda a, b: a == b, replace=True)
     OmegaConf.register_new_resolver("number", lambda a: int(a is True), replace=True)
 
 

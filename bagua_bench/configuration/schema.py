@@ -107,6 +107,7 @@ class ElasticKeys:
     keep: int = 2  # checkpoints
     servers: int = 1  # with fewer it waits
     restarts: int = 3  # of one server's ranks, after failures
+    regroup: bool = False  # go on without a restart where the algorithm can
     folder: Optional[str] = None  # noqa: UP045  of the checkpoints; null: a temporary one
     outages: list[str] = field(default_factory=list)
 

@@ -87,17 +87,9 @@ def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
 
 def _algorithm(cell: Cell) -> Iterator[str]:
     """Check what the algorithm declares against the rest of the cell."""
-    declared, cluster, name = facts.algorithm(cell.algo), cell.cluster, cell.algo.name
+    declared, name = facts.algorithm(cell.algo), cell.algo.name
     if cell.mode not in declared.modes:
         yield f"mode={cell.mode}: algo={name} cannot be run in it; allowed: {', '.join(declared.modes)}"
-    by_server = declared.by_server and cluster.ranks_per_server > 1 and cluster.servers > 1
-    paired, what = (cluster.servers, "servers") if by_server else (cluster.ranks, "ranks")
-    if declared.pairs and paired % 2:
-        instead = f", or algo.{declared.unpaired}" if declared.unpaired else ""
-        yield (
-            f"algo={name}: it pairs {what}, and cluster.servers={cluster.servers} x "
-            f"cluster.ranks_per_server={cluster.ranks_per_server} gives {paired}; allowed: an even number{instead}"
-        )
     if declared.needs_shapes and cell.shrink != 1:
         yield (
             f"compute.shrink={cell.shrink:g}: algo={name} looks at the shapes of parameters, which a "

@@ -1,1 +1,4 @@
-"""Elastic training: checkpoints that ranks come back to, and the processes that restart them."""
+"""Elastic training: checkpoints that ranks come back to, processes that restart them, and ranks that go on without."""
+
+MEET = "BAGUA_BENCH_MEET"
+"""The variable that tells a rank where the members of a run without restarts meet: ADDRESS:PORT/SERVER."""

@@ -9,7 +9,7 @@ from typing import Any
 from bagua_bench.results.result import Elastic, Interruption, Life
 
 BEGINS, TRAINS = "beginning", "training"
-"""Phases of the events of a run's rank 0: a start of the processes, and a step."""
+"""Phases of the events of a run's rank 0: a start with other ranks, and a step."""
 
 
 @dataclass
@@ -28,8 +28,8 @@ class Diary:
     """Takes events as they come; times are seconds of one clock."""
 
     _starts: list[_Start] = field(default_factory=list)
-    _events: list[tuple[str, float, int]] = field(default_factory=list)
-    """What happened, when, and in which start."""
+    _events: list[tuple[str, int]] = field(default_factory=list)
+    """What happened, and in which start."""
 
     @property
     def step(self) -> int:
@@ -45,9 +45,9 @@ class Diary:
             start.last, start.seen = event["step"], event["at"]
             start.done = event["at"] if start.done is None else start.done
 
-    def happened(self, what: str, when: float) -> None:
-        """Something that the processes are started anew for."""
-        self._events.append((what, when, len(self._starts) - 1))
+    def happened(self, what: str) -> None:
+        """Something after which the ranks are others."""
+        self._events.append((what, len(self._starts) - 1))
 
     def told(self) -> Elastic:
         """Starts that took no step are left out."""
@@ -58,7 +58,6 @@ class Diary:
     def _between(self, one: tuple[int, _Start], other: tuple[int, _Start]) -> Interruption:
         (number, before), (later, after) = one, other
         assert after.done is not None
-        known = [(what, when) for what, when, start in self._events if number <= start < later]
-        what, when = ", ".join(what for what, _ in known), known[0][1] if known else before.seen
-        repeated = before.last - after.first + 1
-        return Interruption(what or "a rank failed", before.last, repeated, after.done - when)
+        known = [what for what, start in self._events if number <= start < later]
+        repeated = max(0, before.last - after.first + 1)  # another rank may have been further
+        return Interruption(", ".join(known) or "a rank failed", before.last, repeated, after.done - before.seen)

@@ -180,8 +180,8 @@ class Engine(Saved):
         if self._averaging is not None:
             self._averaging.abandon() if failed else self._averaging.stop()
         self.algorithm.stop(unfused(self.optimizer))
-        if self._owns_comm and not failed:
-            self.comm.close()
+        if self._owns_comm:
+            self.comm.abandon() if failed else self.comm.close()
 
     # -- autotuning -------------------------------------------------------------------------------------------
 

@@ -48,6 +48,11 @@ class Saved(Stepper):
             self._schedule.resume(saved["pending"])
             self._begin(saved["steps"])
 
+    def count_from(self, steps: int) -> None:
+        """Let `steps` steps count as taken, before the first one: other ranks have taken them, or these, together."""
+        with self.paused():
+            self._begin(steps)
+
     def refuse_other_state(self, saved: Mapping[str, Any]) -> None:
         """ValueError, one line, if `load_state_dict` cannot take this."""
         if problem := state.problem(self.buckets, self._names, saved):

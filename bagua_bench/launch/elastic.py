@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bagua_bench.configuration.cell import Cell, ElasticPart
 from bagua_bench.configuration.elastic_settings import text_of
+from bagua_bench.elastic import MEET
 from bagua_bench.elastic.diary import Diary
 from bagua_bench.launch import servers
 from bagua_bench.launch.agent import GATE
@@ -55,7 +56,7 @@ class _Run:
         self._cell, self._asked, self._hosts, self._folder = cell, asked, hosts, folder
         self.agents: dict[int, servers.Agent] = {}
         self.keeper: servers.Agent | None = None
-        self._port = 0
+        self._port = self._begun = 0
         self._away: set[int] = set()
         self._again = [asked.restarts] * len(hosts)
         self._diary, self._seen, self._life = Diary(), 0, time.time()
@@ -91,18 +92,22 @@ class _Run:
             "keep_alive_max_attempt": _BEATS,
             "join_timeout": round(self._cell.run.timeout + _JOIN),
         }
+        place, self._begun = f"{self._hosts[0].address}:{self._port}", self._begun + 1
+        if self._asked.regroup:  # every server has a job of its own, in which only its own ranks are started again
+            job = ["--nnodes=1", f"--rdzv-id=bagua-bench-{self._begun}"]
+        else:
+            job = [f"--nnodes={self._asked.servers}:{len(self._hosts)}", "--rdzv-id=bagua-bench"]
         rendezvous = [
-            f"--nnodes={self._asked.servers}:{len(self._hosts)}",
+            *job,
             "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={self._hosts[0].address}:{self._port}",
-            "--rdzv-id=bagua-bench",
+            f"--rdzv-endpoint={place}",
             f"--rdzv-conf={','.join(f'{key}={value}' for key, value in settings.items())}",
             f"--local-addr={host.address}",
             f"--max-restarts={self._asked.restarts}",
             f"--monitor-interval={_POLL}",
         ]
         # torch's agents would share a store with their workers, whose address goes stale with the first server
-        own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", GATE: str(self._folder)}
+        own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", GATE: str(self._folder), MEET: f"{place}/{server}"}
         with deferred():
             each = cluster.ranks_per_server
             self.agents[server] = servers.start_one(host, server, rendezvous, each, cluster.ranks, self._folder, own)
@@ -148,7 +153,7 @@ class _Run:
     def _keep_plan(self) -> None:
         while self._plan and self._diary.step >= self._plan[0][0]:
             _, what, one = self._plan.pop(0)
-            self._diary.happened(what, time.monotonic())
+            self._diary.happened(what)
             if one.server in self._away:
                 self._away.remove(one.server)
                 self._begin(one.server)
@@ -163,7 +168,7 @@ class _Run:
             killed = (agent.poll() or 0) < 0 and server not in self._away
             if killed and self._again[server]:
                 self._again[server] -= 1
-                self._diary.happened(f"server {server} was killed", time.monotonic())
+                self._diary.happened(f"server {server} was killed")
                 self._begin(server)
         alive = sum(agent.poll() is None for agent in self.agents.values())
         if alive < self._asked.servers and not (self._folder / "result-0.json").exists():

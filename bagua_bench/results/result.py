@@ -92,9 +92,9 @@ class Interruption:
     step: int
     """The last one before it."""
     repeated: int
-    """Steps that were taken again, from the checkpoint on."""
+    """Steps that were taken again, from a checkpoint on."""
     seconds: float
-    """Until the next step was done; where a rank failed by itself, since the last one was."""
+    """Without a step, of rank 0: from the end of the last one to the end of the next."""
 
 
 @dataclass(frozen=True)

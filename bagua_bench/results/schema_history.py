@@ -26,6 +26,8 @@ HISTORY = {
     "simulation with latency of a cluster with `shaped`; `config.run.fused_optimizer`, missing where it is off; "
     "`config.task.sync_bn` of ResNet-50",
     8: "`config.run.elastic` and `result.elastic`: what an elastic run survived, missing in all others",
+    9: "`config.run.elastic.regroup`: whether ranks that are left go on without a restart, false in older versions; "
+    "`config.algo.about.regroups`; `config.algo.about.pairs` and `.unpaired` are gone: pairs take any number of ranks",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -109,6 +111,15 @@ def _from_7(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
+def _from_8(record: dict[str, Any]) -> dict[str, Any]:
+    config = record["config"]
+    algo, run = config["algo"], config["run"]
+    about = {key: value for key, value in algo["about"].items() if key not in ("pairs", "unpaired")}
+    if run.get("elastic"):
+        run = {**run, "elastic": {"regroup": False, **run["elastic"]}}
+    return {**record, "config": {**config, "algo": {**algo, "about": about}, "run": run}}
+
+
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: _from_1,
     2: _from_2,
@@ -117,5 +128,6 @@ _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     5: _from_5,
     6: _from_6,
     7: _from_7,
+    8: _from_8,
 }
 """For each version, the migration to the next."""

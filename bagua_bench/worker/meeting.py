@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from functools import cache
 from itertools import count
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+
+from bagua_bench.comm.torch_groups import init_default
+from bagua_bench.elastic import MEET
 
 _NUMBERS = count()
 
@@ -22,7 +24,7 @@ def join(timeout: float) -> None:
     """
     store, rank, size = job_store()
     own = PrefixStore(f"run-{next(_NUMBERS)}", store)
-    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+    init_default(own, rank, size, timeout)
 
 
 @cache
@@ -35,3 +37,14 @@ def job_store() -> tuple[Store, int, int]:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     return store, rank, size
+
+
+def kept_store() -> Store:
+    """The store that none of the servers keeps, for members of a run without restarts."""
+    address, _, port = os.environ[MEET].rpartition("/")[0].rpartition(":")
+    return TCPStore(address, int(port), is_master=False, wait_for_workers=False)
+
+
+def server() -> int:
+    """The number of this process's server, in a run without restarts."""
+    return int(os.environ[MEET].rpartition("/")[2])

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from bagua_bench.comm import devices
@@ -26,6 +27,9 @@ from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell, RunPart
 from bagua_bench.configuration.components import build
+from bagua_bench.elastic.company import Company
+from bagua_bench.elastic.course import Course
+from bagua_bench.elastic.members import Members
 from bagua_bench.emulate.emulation import Emulation
 from bagua_bench.engine.schedule import perform
 from bagua_bench.engine.trainer import Trainer
@@ -51,6 +55,8 @@ _PATIENCE, _LEAST_SECONDS = 20, 30.0
 def train(cell: Cell, progress: Progress) -> Result | None:
     """Run one cell in an existing torchrun or Slurm job; return the result on rank 0, None elsewhere."""
     run, transport = cell.run, cell.transport
+    if run.elastic is not None and run.elastic.regroup:
+        return train_among_those_left(cell, progress)
     meeting.join(run.timeout)
     try:
         device = devices.choose(run.device)
@@ -76,6 +82,35 @@ def train(cell: Cell, progress: Progress) -> Result | None:
         dist.destroy_process_group()
 
 
+def train_among_those_left(cell: Cell, progress: Progress) -> Result | None:
+    """Run one cell as a member that goes on with whoever is there; the result on the rank 0 that was there last.
+
+    progress: has a watch on every rank; who is rank 0 changes.
+    """
+    asked, device, result = cell.run.elastic, devices.choose(cell.run.device), None
+    assert asked is not None
+    environment.apply(cell.transport)
+    with Members(meeting.kept_store()) as members:
+        task: Task = build(cell.task.target, cell.task.options)
+        torch.manual_seed(cell.run.seed)
+        model = task.model().to(device)
+        optimizer = task.optimizer(model)
+        course = Course(members, task.samples_per_epoch, task.batch)
+        while (met := members.meet(asked.servers, cell.cluster.servers)) is not None:
+            try:
+                with Company(members, met, cell.transport.backend, cell.run.timeout) as company:
+                    company.even_out(model, optimizer, course.steps > 0)
+                    course.begin(met)
+                    with make_trainer(cell, model, optimizer, company.comm) as trainer:
+                        memory.trim()
+                        watched = progress if met.rank == 0 else Progress(None)
+                        result = _measure(cell, task, trainer, company.comm, device, watched, course)
+                        members.finish()
+            except (RuntimeError, CheckpointException) as error:
+                course.failed(error)
+    return result
+
+
 def _measure(
     cell: Cell,
     task: Task,
@@ -83,11 +118,12 @@ def _measure(
     comm: TorchComm,
     device: torch.device,
     progress: Progress,
+    course: Course | None = None,
 ) -> Result | None:
     """Warm up, take the timed steps, check; the result on rank 0, None elsewhere."""
     run, size, learns = cell.run, dist.get_world_size(), cell.mode == "measure"
     samples, declared = task.batch * run.accumulate * size, facts.algorithm(cell.algo)
-    warmup_steps, own = _trained(cell, task, trainer, device, progress, samples)
+    warmup_steps, own = _trained(cell, task, trainer, device, progress, samples, course)
     streams = environment.streams(cell.transport) or comm.streams()
     with trainer.paused():
         progress.say("checking")
@@ -115,18 +151,25 @@ def _measure(
 
 
 def _trained(
-    cell: Cell, task: Task, trainer: Trainer, device: torch.device, progress: Progress, samples: int
+    cell: Cell,
+    task: Task,
+    trainer: Trainer,
+    device: torch.device,
+    progress: Progress,
+    samples: int,
+    course: Course | None,
 ) -> tuple[int, RankResult]:
     """Warm up and take the timed steps, of so many samples each: how many steps the warm-up took, and this rank's own.
 
     An elastic run takes those that are left, and has no warm-up.
     """
     run, rank, size, learns = cell.run, dist.get_rank(), dist.get_world_size(), cell.mode == "measure"
-    slowness = cell.cluster.slow_ranks.get(str(rank), 1.0) if learns else 1.0  # the emulation has its own
+    place = rank if course is None else meeting.server()
+    slowness = cell.cluster.slow_ranks.get(str(place), 1.0) if learns else 1.0  # the emulation has its own
     if run.elastic is not None:
         report = elastic.reporter(progress, trainer, run, samples)
         loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision)
-        return 0, elastic.go_on(run, task, trainer, loop, device, progress)
+        return 0, elastic.go_on(run, task, trainer, loop, device, progress, course)
     declared = facts.algorithm(cell.algo)
     report = progress.stepper(samples / cell.haste, {"untimed": run.untimed, "timed": declared.whole(run.steps)})
     loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision)

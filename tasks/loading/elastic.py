@@ -19,8 +19,9 @@ class ElasticSampler(Sampler[int]):
 
     The order of an epoch depends on seed and epoch alone. `set_epoch(epoch, seen)` leaves out its first `seen` samples
     and deals the others out in turn, so that the k-th batches of all ranks are always the next ones of the order: no
-    sample is left out and none comes twice. What cannot be dealt out evenly at the end of the epoch is left out, as
-    with `drop_last`; a `DataLoader` with `drop_last=True` leaves out what does not fill a batch on every rank.
+    sample is left out and none comes twice, nor where ranks were not in step (`shares`, see `Position`).
+    What cannot be dealt out evenly at the end of the epoch is left out, as with `drop_last`; a `DataLoader` with
+    `drop_last=True` leaves out what does not fill a batch on every rank.
 
     dataset: has a length. num_replicas, rank: of the default process group if left out.
     Raises ValueError, one line, for an argument that does not fit.
@@ -41,17 +42,17 @@ class ElasticSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Samples of this rank in the rest of the epoch."""
-        return (self._total - self._begin.seen) // self.num_replicas
+        return (self._total - self._begin.number(self._total)) // self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        rest = self._order()[self._begin.seen :]
+        rest = self._begin.left(self._order())
         return iter(rest[self.rank :: self.num_replicas][: len(self)])
 
-    def set_epoch(self, epoch: int, seen: int = 0) -> None:
-        """Choose the epoch, and how many of its samples all ranks together have had; the same on all ranks."""
-        if not 0 <= seen <= self._total:
-            raise ValueError(f"seen={seen}: allowed: 0 to {self._total}")
-        self._begin = Position(epoch, seen)
+    def set_epoch(self, epoch: int, seen: int = 0, shares: tuple[tuple[int, ...], ...] = ()) -> None:
+        """Choose the epoch, and what of it has been had (the parts of a `Position`); the same on all ranks."""
+        begin = Position(epoch, seen, shares)
+        begin.number(self._total)  # refuses what does not fit
+        self._begin = begin
 
     def _order(self) -> list[int]:
         if not self.shuffle:

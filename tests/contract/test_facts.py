@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.base import Algorithm, When
+from algorithms.base import Algorithm, Carry, When
 from bagua_bench.comm import CountedComm
 from bagua_bench.comm.threads import ThreadComm
 from bagua_bench.configuration import facts
@@ -159,16 +159,17 @@ def test_replicas_are_equal_or_not_as_their_consensus_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pairs_refuse_an_odd_number_and_their_alternative_takes_it(name: str) -> None:
+def test_an_odd_number_of_ranks_is_fine(name: str) -> None:
+    run("threads", 3, traffic, resolved(f"algo={name}", "task=quadratic", *short(name)), 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_regroups_may_differ_and_may_begin_anew(name: str) -> None:
+    """It is a permission: an algorithm that could go on without a restart need not say so."""
     cell = resolved(f"algo={name}", "task=quadratic", *short(name))
-    if not facts.algorithm(cell.algo).pairs:
-        run("threads", 3, traffic, cell, 1)
-        return
-    with pytest.raises(ValueError, match="even"):
-        run("threads", 3, traffic, cell, 1)
-    other = resolved(f"algo={name}", "task=quadratic", *short(name), f"algo.{facts.algorithm(cell.algo).unpaired}")
-    assert not facts.algorithm(other.algo).pairs
-    run("threads", 3, traffic, other, 1)
+    algorithm: Algorithm = build(cell.algo.target, cell.algo.options)
+    able = algorithm.consensus > 0 and set(algorithm.carry.values()) <= {Carry.ZERO}
+    assert able or not facts.algorithm(cell.algo).regroups
 
 
 def levels(comm: CountedComm, cell: Cell) -> set[str]:
@@ -263,8 +264,6 @@ def test_buckets_are_what_is_declared(name: str) -> None:
     cell = resolved(f"algo={name}", "task=quadratic", *short(name), "run.bucket_size=0B")
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     [comm] = ThreadComm.world(1)
-    if declared(name).pairs:
-        cell = resolved(f"algo={name}", "task=quadratic", f"algo.{declared(name).unpaired}", "run.bucket_size=0B")
     engine = make_trainer(cell, model, torch.optim.Adam(model.parameters()), comm)
     assert isinstance(engine, Engine)
     with engine:

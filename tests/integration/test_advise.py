@@ -207,12 +207,19 @@ def test_windows_are_named_where_they_decide_and_what_larger_ones_would_do() -> 
     assert "network.tcp_window=64MiB" in line and "more servers help" in line
 
 
-def test_who_cannot_run_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_an_odd_number_of_servers_is_as_good_as_any(tmp_path: Path) -> None:
     done = command(tmp_path, "bagua_bench.advise", "task=resnet50", "cluster.servers=3", "network.bandwidth=1gbit")
     assert done.returncode == 0, done.stderr
-    assert "not compared: algo=low_precision_decentralized" not in done.stdout
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("not compared: algo=decentralized")]
-    assert "it pairs ranks" in line and "allowed: an even number, or algo.peers=all" in line
+    assert "not compared" not in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.split()[:1] == ["decentralized"]]
+
+
+def test_who_cannot_run_is_named_with_the_reason(tmp_path: Path) -> None:
+    base = resolved(*BASE, "run.overlap=false")
+    refused = candidates.candidates(base, [base.transport]).refused
+    assert set(refused) == {"ddp", "ddp_fp16"}
+    lines = words.report(pd.DataFrame([row("bytegrad", 1.0), row("ddp", 4.0)]), base, refused).splitlines()
+    assert "not compared: run.overlap=false: belongs to Bagua's engine; algo=ddp has its own options" in lines
     alone = command(tmp_path, "bagua_bench.advise", "task=resnet50", "cluster.servers=1")
     assert (alone.returncode, alone.stderr.count("\n")) == (2, 1)
     assert "one rank has nobody to talk to; allowed: 2 or more" in alone.stderr

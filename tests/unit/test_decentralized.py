@@ -18,20 +18,24 @@ from tasks.quadratic import Quadratic
 from tests.catalogue import constructor
 from tests.ranks import run
 
-PEERS = {  # size: peers of ranks 0, 1, ... in exchanges 0, 1, ...; the published table
+PEERS = {  # size: peers of ranks 0, 1, ... in exchanges 0, 1, ...; even ones are the published table
+    1: [[0]],  # who has no peer is its own
     2: [[1, 0]],
+    3: [[2, 1, 0], [1, 0, 2]],
     4: [[2, 3, 0, 1], [3, 2, 1, 0]],
+    5: [[3, 1, 4, 0, 2], [4, 3, 2, 1, 0], [2, 4, 0, 3, 1], [3, 2, 1, 0, 4]],
     8: [[4, 5, 6, 7, 0, 1, 2, 3], [5, 6, 7, 4, 3, 0, 1, 2], [6, 7, 4, 5, 2, 3, 0, 1], [7, 4, 5, 6, 1, 2, 3, 0]],
 }
-WORLDS = [("threads", 2), ("threads", 4), ("gloo", 2), ("gloo", 4)]
+WORLDS = [("threads", 2), ("threads", 4), ("gloo", 2), ("gloo", 3), ("gloo", 4)]
 LR = 0.1
 
 
 @pytest.mark.parametrize("size", PEERS)
 def test_pairing_table(size: int) -> None:
     for exchange in range(2 * size):
-        expected = PEERS[size][exchange % (size // 2)]
-        assert [shift_one(exchange, rank, size) for rank in range(size)] == [[peer] for peer in expected]
+        expected = PEERS[size][exchange % len(PEERS[size])]
+        found = [shift_one(exchange, rank, size) for rank in range(size)]
+        assert found == [[peer] if peer != rank else [] for rank, peer in enumerate(expected)]
 
 
 @pytest.mark.parametrize("size", range(2, 66, 2))
@@ -49,6 +53,30 @@ def test_consensus_rate_of_one_period(size: int, norm: float) -> None:
         pairs = np.eye(size)[[shift_one(exchange, rank, size)[0] for rank in range(size)]]
         product = (np.eye(size) + pairs) / 2 @ product
     assert np.linalg.norm(product - 1 / size, 2) == pytest.approx(norm, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", range(1, 33, 2))
+def test_of_an_odd_number_all_but_rank_0_have_no_peer_in_turn(size: int) -> None:
+    without = []
+    for exchange in range(max(size - 1, 1)):
+        peers = [shift_one(exchange, rank, size) for rank in range(size)]
+        without += [rank for rank in range(size) if not peers[rank]]
+        assert all(peers[peer] == [rank] and peer != rank for rank in range(size) for peer in peers[rank])
+        assert peers == [shift_one(exchange + max(size - 1, 1), rank, size) for rank in range(size)]
+    assert without == (list(range(1, size)) or [0])
+
+
+@pytest.mark.parametrize("size", range(1, 33))
+def test_every_number_mixes(size: int) -> None:
+    """The models come closer to their mean by more than a tenth in size exchanges, and to any degree in many."""
+    product, distances = np.eye(size), []
+    for exchange in range(40 * size):
+        pairs = np.eye(size)[[[*shift_one(exchange, rank, size), rank][0] for rank in range(size)]]
+        product = (np.eye(size) + pairs) / 2 @ product
+        if exchange % size == size - 1:
+            distances.append(np.linalg.norm(product - 1 / size, 2))
+    np.testing.assert_allclose(product.sum(0), 1, rtol=1e-12)
+    assert distances[0] < 0.9 and distances[-1] < 1e-9
 
 
 def train(comm: CountedComm, steps: int, lr: float, spread: bool, options: dict[str, Any]) -> Tensor:
@@ -98,11 +126,11 @@ def test_every_step_is_the_formula(kind: str, size: int, peers: str, interval: i
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
-def test_all_works_for_odd_worlds_and_shift_one_refuses_them(size: int) -> None:
-    results = run("threads", size, train, 5, LR, False, {"peers": "all"})
-    np.testing.assert_allclose(torch.stack(results, 1).numpy(), by_hand(size, 5, "all", 1), rtol=1e-12)
-    with pytest.raises(ValueError, match=f"peers=shift_one.*{size}"):
-        run("threads", size, train, 1, LR, False, {})
+@pytest.mark.parametrize("peers", ["shift_one", "all"])
+@pytest.mark.parametrize("interval", [1, 2])
+def test_odd_worlds(size: int, peers: str, interval: int) -> None:
+    results = torch.stack(run("threads", size, train, 9, LR, False, {"peers": peers, "interval": interval}), 1)
+    np.testing.assert_allclose(results.numpy(), by_hand(size, 9, peers, interval), rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +139,9 @@ def test_all_works_for_odd_worlds_and_shift_one_refuses_them(size: int) -> None:
         ("threads", 2, 2, "shift_one"),
         ("gloo", 2, 2, "shift_one"),
         ("threads", 2, 3, "shift_one"),
+        ("threads", 3, 2, "shift_one"),
+        ("gloo", 3, 2, "shift_one"),
+        ("threads", 5, 2, "shift_one"),
         ("threads", 2, 2, "all"),
         ("threads", 1, 2, "all"),
         ("threads", 3, 1, "all"),
@@ -126,8 +157,8 @@ def test_hierarchical_averages_between_servers(kind: str, servers: int, per_serv
 def test_on_one_server_its_ranks_are_the_peers(kind: str) -> None:
     results = run(kind, 4, train, 5, LR, False, {}, per_server=4)
     np.testing.assert_allclose(torch.stack(results, 1).numpy(), by_hand(4, 5, "shift_one", 1), rtol=1e-12)
-    with pytest.raises(ValueError, match=r"peers=shift_one.*servers.*3"):
-        run("threads", 6, train, 1, LR, False, {}, per_server=2)
+    results = run(kind, 3, train, 5, LR, False, {}, per_server=3)
+    np.testing.assert_allclose(torch.stack(results, 1).numpy(), by_hand(3, 5, "shift_one", 1), rtol=1e-12)
 
 
 def test_released_is_the_mean_of_all() -> None:

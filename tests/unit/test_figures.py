@@ -323,7 +323,8 @@ def test_losses_of_elastic_runs_go_on_through_what_interrupts_them() -> None:
         for round_, seconds in enumerate((8.0, 10.0)):
             record = json.loads(json.dumps(records.complete(new(round_), RESULT)))
             record["config"]["run"]["elastic"] = {
-                "every": 10, "keep": 2, "servers": 1, "restarts": 3, "folder": None, "outages": outages,
+                "every": 10, "keep": 2, "servers": 1, "restarts": 3, "regroup": False, "folder": None,
+                "outages": outages,
             }  # fmt: skip
             record["result"]["losses"] = [2.0] * 10 + [1.0 + round_] * 10 + [0.5] * 10
             interrupted = [{**lost, "seconds": seconds}] if outages else []

@@ -73,6 +73,8 @@ def filled(group: str, values: Any) -> Any:
         "compute": {"haste": 1.0},
         "network": {"software_delay": False},
     }
+    if group == "run" and values.get("elastic"):
+        values = {**values, "elastic": {"regroup": False, **values["elastic"]}}
     return values if values is None else {**added[group], **values} if group in added else values
 
 
@@ -148,6 +150,18 @@ def test_from_6_simulated_latency_was_added_by_software() -> None:
     assert migrate(emulated)["config"]["network"]["software_delay"] is False
     del record["config"]["cluster"]["physics"]["shaped"]  # nothing that would be slow
     assert migrate(record)["config"]["network"]["software_delay"] is False
+
+
+def test_from_8_nothing_is_said_of_pairs_and_of_going_on_without_a_restart() -> None:
+    elastic, paired, alone = old(8)
+    assert paired["config"]["algo"]["about"]["pairs"] is True and "unpaired" in paired["config"]["algo"]["about"]
+    for record in (elastic, paired, alone):
+        new = migrate(record)
+        assert not {"pairs", "unpaired"} & {*new["config"]["algo"]["about"]}
+        assert not facts.algorithm(Cell.from_json(new["config"]).algo).regroups
+        assert new["cell"] == record["cell"] == Cell.from_json(new["config"]).id
+    assert migrate(elastic)["config"]["run"]["elastic"]["regroup"] is False
+    assert "elastic" not in migrate(paired)["config"]["run"]
 
 
 @pytest.mark.parametrize("version", [None, 0, SCHEMA + 1])
