@@ -22,8 +22,8 @@ _NONE = "none"
 def table(records: Sequence[Record]) -> pd.DataFrame:
     """One row per algorithm, outages and window of steps: the loss, as mean and extremes over rounds.
 
-    A row in whose window runs were interrupted also says by what, with the seconds until the next step, of the steps
-    that were repeated the most, and how many ranks went on. ValueError if records differ in more than algorithm and
+    A row in whose window runs were interrupted also says by what, with the seconds without a step, of the steps that
+    were repeated the most, and how many ranks went on. ValueError if records differ in more than algorithm and
     outages, or are of runs that are not elastic.
     """
     comparable(records, AXES)
@@ -52,7 +52,8 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
 
 def _outages(cell: Cell) -> str:
     outages = cell.run.elastic.outages if cell.run.elastic else ()
-    return ", ".join(map(text_of, outages)) or _NONE
+    text = ", ".join(map(text_of, outages)) or _NONE
+    return f"{text}, no restart" if cell.run.elastic and cell.run.elastic.regroup else text
 
 
 def _interruptions(group: Sequence[Record], after: int) -> dict[str, object]:
@@ -77,7 +78,7 @@ def _interruptions(group: Sequence[Record], after: int) -> dict[str, object]:
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
-    """A line per algorithm, dotted without the outage; a mark where runs were interrupted, with the seconds it took."""
+    """A line per algorithm, dotted without the outage; a mark where runs were interrupted, with the seconds without a step."""
     for (algo, outages), rows in data.groupby(["algorithm", "outages"], sort=False):
         colour, whole = style.colour(str(algo)), outages == _NONE
         label = f"{algo}{'' if whole else f', {outages}'}"
@@ -88,5 +89,5 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_ylabel(f"training loss, mean of {WINDOW} steps")
-    axes.set_title(f"{', '.join(sorted(set(data['source'])))}; server@lost-back, seconds to the next step", fontsize=9)
+    axes.set_title(f"{', '.join(sorted(set(data['source'])))}; server@lost-back, seconds without a step", fontsize=9)
     axes.legend(fontsize=6)

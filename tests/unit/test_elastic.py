@@ -167,16 +167,18 @@ def test_the_diary_tells_lives_and_what_came_between() -> None:
             diary.note({"phase": TRAINS, "step": after + k, "at": at + k})
 
     life(3, 0, 25, 100.0)
-    diary.happened("server 1 is lost", 125.5)
+    diary.happened("server 1 is lost")
     diary.note({"phase": BEGINS, "ranks": 3, "after": 20})  # one that took no step
     diary.note({"phase": "checking"})
     life(2, 20, 12, 130.0)
     life(2, 30, 2, 150.0)
+    life(3, 34, 3, 160.0)  # without a restart, where another rank was further
     found = diary.told()
-    assert diary.step == 32
-    assert found.lives == (Life(3, 1, 25), Life(2, 21, 32), Life(2, 31, 32))
-    lost = Interruption("server 1 is lost", 25, 5, 131.0 - 125.5)
-    assert found.interruptions == (lost, Interruption("a rank failed", 32, 2, 151.0 - 142.0))
+    assert diary.step == 37
+    assert found.lives == (Life(3, 1, 25), Life(2, 21, 32), Life(2, 31, 32), Life(3, 35, 37))
+    lost = Interruption("server 1 is lost", 25, 5, 131.0 - 125.0)
+    failed = Interruption("a rank failed", 32, 2, 151.0 - 142.0)
+    assert found.interruptions == (lost, failed, Interruption("a rank failed", 32, 0, 161.0 - 152.0))
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------

@@ -339,6 +339,9 @@ def test_losses_of_elastic_runs_go_on_through_what_interrupts_them() -> None:
     figure, axes = plt.subplots()
     elastic.draw(data, axes)
     assert [text.get_text() for text in axes.texts] == ["9 s"]
+    for record in found[2:]:
+        record["config"]["run"]["elastic"]["regroup"] = True
+    assert list(elastic.table(found)["outages"]) == ["none"] * 3 + ["1@12, no restart"] * 3
     plt.close(figure)
     del found[0]["result"]["elastic"]
     with pytest.raises(ValueError, match=r"run\.elastic=true"):
