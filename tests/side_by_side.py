@@ -13,6 +13,7 @@ GROUPS = {  # tests that one worker runs one after the other
     "tests/integration/test_ended_runs.py": "machine",  # they look at what remains on the machine, or change it
     "tests/integration/test_kills.py": "machine",
     "tests/integration/test_network.py": "machine",
+    "tests/integration/test_regroup.py": "machine",
     "tests/integration/test_shaped_runs.py": "machine",
     "tests/transport/test_plugin.py::test_where_packets_are_lost": "machine",
     "tests/integration/test_slurm.py": "Slurm",  # they share the one that the first brings up
@@ -32,6 +33,7 @@ _QUIET = (  # tests that measure rates and times of a network whose packets pass
     f"{_PLUGIN}::test_where_packets_are_lost",
     f"{_ELASTIC}::test_a_server_that_is_lost",  # servers that come too late begin another life
     f"{_ELASTIC}::test_servers_of_an_emulated",
+    "tests/integration/test_regroup.py::test_a_server_of_an_emulated",
 )
 
 

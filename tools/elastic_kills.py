@@ -21,8 +21,9 @@ from tests.emulated import cleared, why_not
 from tests.integration.cli import recorded, start
 from tools.kills import asked, processes
 
-RUN = ["task=quadratic", "task.lr=0.02", "run.evaluate=false", "run.elastic=true", "run.timeout=10s", "cluster.servers=3",
-       "elastic.every=200", "elastic.restarts=20", "network.bandwidth=100mbit", "network.latency=1ms"]  # fmt: skip
+RUN = ["task=quadratic", "task.lr=0.02", "run.evaluate=false", "run.elastic=true", "run.timeout=10s",
+       "cluster.servers=3", "elastic.every=200", "elastic.restarts=20", "network.bandwidth=100mbit",
+       "network.latency=1ms"]  # fmt: skip
 WAYS = [
     ["algo=gradient_allreduce"],
     ["algo=async", "elastic.regroup=true"],

@@ -78,7 +78,7 @@ def _interruptions(group: Sequence[Record], after: int) -> dict[str, object]:
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
-    """A line per algorithm, dotted without the outage; a mark where runs were interrupted, with the seconds without a step."""
+    """A line per algorithm, dotted without outages; marks where runs were interrupted, with seconds without a step."""
     for (algo, outages), rows in data.groupby(["algorithm", "outages"], sort=False):
         colour, whole = style.colour(str(algo)), outages == _NONE
         label = f"{algo}{'' if whole else f', {outages}'}"
