@@ -100,6 +100,18 @@ def test_when_all_are_lost_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> 
     assert second["result"]["elastic"]["lives"] == [{"ranks": 3, "first": 9, "last": 14}]
 
 
+WAITING = """
+import pathlib
+import time
+
+import bagua_bench.engine.engine
+import torch.distributed
+
+while not pathlib.Path("go").exists():  # what it imports takes longer than the training of the others
+    time.sleep(0.02)
+"""
+
+
 def test_the_script_of_the_documentation_loses_one_and_takes_one_in(tmp_path: Path) -> None:
     """Of an epoch every sample comes once, but those that the lost one took after its last sign of life."""
     page = (HOME / "docs" / "elastic.md").read_text()
@@ -108,12 +120,12 @@ def test_the_script_of_the_documentation_loses_one_and_takes_one_in(tmp_path: Pa
     assert found
     script.write_text(found[1])
     env = {**os.environ, "PYTHONPATH": str(HOME), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script)]
     running: list[subprocess.Popen[bytes]] = []
 
-    def begin(*arguments: str) -> subprocess.Popen[bytes]:
+    def begin(*arguments: str, script: Path = script) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(script), *arguments]
         with (tmp_path / f"out-{len(running)}").open("w") as out:
-            running.append(subprocess.Popen([*command, *arguments], cwd=tmp_path, env=env, stdout=out, stderr=out))
+            running.append(subprocess.Popen(command, cwd=tmp_path, env=env, stdout=out, stderr=out))
         return running[-1]
 
     def text(number: int) -> str:
@@ -124,10 +136,12 @@ def test_the_script_of_the_documentation_loses_one_and_takes_one_in(tmp_path: Pa
         wait_for(lambda: "port " in text(0))
         place = ["127.0.0.1", text(0).split()[1]]
         ranks = [begin(*place) for _ in range(3)]
+        (tmp_path / "late.py").write_text(WAITING + found[1])
+        late = begin(*place, script=tmp_path / "late.py")
         wait_for(lambda: any(len(text(k).splitlines()) > 20 for k in (1, 2, 3)))
         ranks[2].send_signal(signal.SIGKILL)
-        late = begin(*place)
-        codes = [one.wait(120) for one in (ranks[0], ranks[1], late)]
+        (tmp_path / "go").touch()
+        codes = [one.wait(150) for one in (ranks[0], ranks[1], late)]
     finally:
         for process in running:
             process.kill()
