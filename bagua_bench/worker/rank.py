@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
@@ -55,8 +55,6 @@ _PATIENCE, _LEAST_SECONDS = 20, 30.0
 def train(cell: Cell, progress: Progress) -> Result | None:
     """Run one cell in an existing torchrun or Slurm job; return the result on rank 0, None elsewhere."""
     run, transport = cell.run, cell.transport
-    if run.elastic is not None and run.elastic.regroup:
-        return train_among_those_left(cell, progress)
     meeting.join(run.timeout)
     try:
         device = devices.choose(run.device)
@@ -82,12 +80,12 @@ def train(cell: Cell, progress: Progress) -> Result | None:
         dist.destroy_process_group()
 
 
-def train_among_those_left(cell: Cell, progress: Progress) -> Result | None:
-    """Run one cell as a member that goes on with whoever is there; the result on the rank 0 that was there last.
+def train_among_those_left(cell: Cell, progress: Progress, keep: Callable[[Result], None]) -> None:
+    """Run one cell as a member that goes on with whoever is there.
 
-    progress: has a watch on every rank; who is rank 0 changes.
+    progress: has a watch on every rank; who is rank 0 changes. keep: called with the result, on one rank.
     """
-    asked, device, result = cell.run.elastic, devices.choose(cell.run.device), None
+    asked, device = cell.run.elastic, devices.choose(cell.run.device)
     assert asked is not None
     environment.apply(cell.transport)
     with Members(meeting.kept_store()) as members:
@@ -105,10 +103,11 @@ def train_among_those_left(cell: Cell, progress: Progress) -> Result | None:
                         memory.trim()
                         watched = progress if met.rank == 0 else Progress(None)
                         result = _measure(cell, task, trainer, company.comm, device, watched, course)
-                        members.finish()
+                if result is not None:  # the others wait in the next meeting until it is kept
+                    keep(result)
+                    members.finish()
             except (RuntimeError, CheckpointException) as error:
                 course.failed(error)
-    return result
 
 
 def _measure(
@@ -263,9 +262,14 @@ def main() -> None:
     folder = Path(sys.argv[1])
     for number, cell in _cells(folder):
         watch = to_file(folder / f"progress-{number}.jsonl") if os.environ["RANK"] == "0" else None
-        result = train(cell, Progress(watch))
-        if result is not None:
-            mailbox.post(folder / f"result-{number}.json", result.to_json())
+
+        def keep(result: Result, place: Path = folder / f"result-{number}.json") -> None:
+            mailbox.post(place, result.to_json())
+
+        if cell.run.elastic is not None and cell.run.elastic.regroup:
+            train_among_those_left(cell, Progress(watch), keep)
+        elif (result := train(cell, Progress(watch))) is not None:
+            keep(result)
 
 
 if __name__ == "__main__":

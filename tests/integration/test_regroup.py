@@ -158,7 +158,7 @@ def test_the_script_of_the_documentation_loses_one_and_takes_one_in(tmp_path: Pa
 
 def wait_for(condition: object) -> None:
     assert callable(condition)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
