@@ -58,6 +58,8 @@ def _regroup(cell: Cell) -> Iterator[str]:
         yield f"elastic.regroup=true: algo={cell.algo.name} cannot go on without a restart; allowed: {able}"
     if cell.cluster.ranks_per_server != 1:
         yield f"elastic.regroup=true: cluster.ranks_per_server={cell.cluster.ranks_per_server}: allowed: 1"
+    if cell.task.options.get("sync_bn"):
+        yield "elastic.regroup=true: task.sync_bn=true: its layers talk to ranks that may be gone; allowed: false"
 
 
 def _outages(cell: Cell, asked: ElasticPart) -> Iterator[str]:

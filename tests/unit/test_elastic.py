@@ -198,6 +198,7 @@ ON = ["run.elastic=true", "cluster.servers=3", "run.steps=40"]
         (["elastic.restarts=-1"], ["elastic.restarts=-1", "at least 0"]),
         (["elastic.regroup=true"], ["algo=gradient_allreduce cannot", "allowed: async, decentralized, decentr"]),
         (["elastic.regroup=true", "algo=async", "cluster.ranks_per_server=2"], ["ranks_per_server=2: allowed: 1"]),
+        (["elastic.regroup=true", "algo=decentralized", "task=resnet50", "task.sync_bn=true"], ["sync_bn", "gone"]),
         (["elastic.outages=[3@5]"], ["elastic.outages=3@5", "servers 0 to 2"]),
         (["elastic.outages=[1@40]"], ["elastic.outages=1@40", "steps 1 to 39"]),
         (["elastic.outages=[1@20-20]"], ["elastic.outages=1@20-20", "later"]),
