@@ -76,7 +76,7 @@ class Members:
     def meet(self, least: int = 1, wait_for: int = 1, seconds: float = 10.0) -> Meeting | None:
         """Wait until all who are alive have come; None if training is over.
 
-        least: fewer do not go on. wait_for: how many are waited for, for so many `seconds`.
+        least: fewer do not go on. wait_for: how many the first meeting waits for, so many `seconds` at most.
         ConnectionError if the store is gone.
         """
         self._pulse.watch((), None)
@@ -91,9 +91,9 @@ class Members:
                 if self.store.check([_OVER]):
                     return None
                 self._pulse.check()
-                waited_long = time.monotonic() - begun > seconds
                 if self._pulse.looked > came:
-                    self._propose(least if waited_long else max(least, wait_for))
+                    waits = self._next == 0 and time.monotonic() - begun < seconds
+                    self._propose(max(least, wait_for) if waits else least)
                 time.sleep(_POLL)
             number, self._next = self._next, self._next + 1
             present, before = (tuple(Member(*one) for one in decided[key]) for key in ("present", "before"))

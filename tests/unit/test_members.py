@@ -116,7 +116,16 @@ def test_only_the_first_seconds_are_waited_for_all(store: TCPStore) -> None:
     one = member(store)
     met = one.meet(wait_for=2, seconds=0.5)
     assert met is not None and met.size == 1
+    begun = time.monotonic()
+    other = member(store)
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(other.meet)
+        wait_for_the_end(one)
+        again = one.meet(wait_for=3, seconds=60.0)
+        assert again is not None and again.size == 2 and coming.result(20) is not None
+    assert time.monotonic() - begun < 60.0, "only the first meeting waits"
     one.close()
+    other.close()
 
 
 def test_who_comes_after_the_end_is_told_so(store: TCPStore) -> None:
