@@ -225,6 +225,18 @@ def test_who_cannot_run_is_named_with_the_reason(tmp_path: Path) -> None:
     assert "one rank has nobody to talk to; allowed: 2 or more" in alone.stderr
 
 
+def test_without_ddp_the_others_are_compared_with_each_other() -> None:
+    base = resolved(*BASE, "run.overlap=false")
+    why = {"ddp": "run.overlap=false: belongs to Bagua's engine; algo=ddp has its own options"}
+    rows = [row("qadam", 0.5), row("bytegrad", 1.0)]
+    lines = words.report(pd.DataFrame(rows), base, why).splitlines()
+    assert lines[3].startswith("fastest of those that learn what DDP learns: bytegrad")
+    assert lines[3].endswith(", 1 s a step; DDP cannot be run so")
+    assert lines[4] == "faster, but learning something else: qadam (500 ms)"
+    assert f"not compared: {why['ddp']}" in lines
+    assert not [line for line in lines if "x DDP" in line or "nan" in line]
+
+
 def test_ddp_is_compared_at_its_best() -> None:
     base = resolved(*BASE, "cluster.servers=4", "network.bandwidth=10gbit", "network.latency=5ms")
     found = candidates.candidates(base, [base.transport]).cells
