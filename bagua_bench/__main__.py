@@ -39,7 +39,7 @@ from bagua_bench.campaign.plan import interleave
 from bagua_bench.configuration.cell import Cell, Job
 from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.configuration.network_shape import is_shaped
-from bagua_bench.configuration.resolve import ConfigError, has_cuda, register, resolve
+from bagua_bench.configuration.resolve import ConfigError, has_cuda, refuse_unknown, register, resolve
 from bagua_bench.configuration.validate import validate
 from bagua_bench.network import machine
 from bagua_bench.results import records
@@ -66,6 +66,7 @@ class App:
         choices = HydraConfig.get().runtime.choices
         if composed.campaign is None:
             return [Job(_checked(resolve(composed, choices)), 0)], ADHOC
+        refuse_unknown(composed)
         self.dry_run = composed.campaign.dry_run
         overrides = list(HydraConfig.get().overrides.task)
         cells = [_checked(cell) for cell in expand(composed.campaign, overrides)]

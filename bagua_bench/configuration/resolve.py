@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from bagua_bench.configuration import facts, network_settings, plain, units
+from bagua_bench.configuration import facts, known_keys, network_settings, plain, units
 from bagua_bench.configuration.cell import AlgoPart, Cell, ComputePart, RunPart, TaskPart, TransportPart
 from bagua_bench.configuration.schema import GROUPS, SCALES, Config, Mode
 from bagua_bench.processes import owner
@@ -67,7 +67,11 @@ def has_cuda() -> bool:
 
 
 def resolve(config: DictConfig, choices: dict[str, str]) -> Cell:
-    """The cell in plain units; `choices` names the option of each group. ConfigError if a value does not parse."""
+    """The cell in plain units; `choices` names the option of each group.
+
+    ConfigError for a key that does not exist, or a value that does not parse.
+    """
+    refuse_unknown(config)
     given = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     assert isinstance(given, dict)
     groups = {group: {"name": choices[group], **(given[group] or {})} for group in GROUPS}
@@ -88,6 +92,12 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> Cell:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return cell
+
+
+def refuse_unknown(config: DictConfig) -> None:
+    """ConfigError if the configuration has a key that its schema does not have."""
+    for message in known_keys.unknown_keys(config):
+        raise ConfigError(message)
 
 
 def _transport(given: dict[str, Any]) -> TransportPart:

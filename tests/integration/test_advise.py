@@ -282,6 +282,8 @@ def test_help_shows_the_users_own_cluster_and_every_column(tmp_path: Path) -> No
         (["bagua_bench.advise", "campaign=quick"], "campaign=quick: advise runs no campaign; leave it out"),
         (["bagua_bench.advise", "run.bucket_size=1MiB"], "run.bucket_size=1MiB: advise tries several; leave it out"),
         (["bagua_bench.advise", "cluster.physics.lin=1"], "cluster.physics.lin=1: no such key"),
+        (["bagua_bench.advise", "task=vgg16", "+foo=1"], "foo=1: no such key; allowed: mode, task"),
+        (["bagua_bench.advise", "task=vgg16", "+run.step=1"], "run.step=1: no such key; allowed in run: steps"),
         (["bagua_bench.calibrate", "calibrate", "--cluster", "mine"], "allowed without --records"),
     ],
 )
