@@ -80,7 +80,7 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> Cell:
         transport = _transport(groups["transport"])
         cell = Cell(
             mode=given["mode"],
-            task=TaskPart.from_plain(groups["task"]),
+            task=TaskPart.from_plain(_task(groups["task"])),
             algo=AlgoPart.from_plain(groups["algo"]),
             transport=transport,
             cluster=cluster,
@@ -100,6 +100,10 @@ def refuse_unknown(config: DictConfig) -> None:
         raise ConfigError(message)
 
 
+def _task(given: dict[str, Any]) -> dict[str, Any]:
+    return {**given, "step_seconds": units.seconds("task.step_seconds", given.get("step_seconds"))}
+
+
 def _transport(given: dict[str, Any]) -> TransportPart:
     chunk = given["chunk"]
     size = None if chunk is None else int(units.parse("transport.chunk", chunk, units.BYTES))
@@ -108,7 +112,22 @@ def _transport(given: dict[str, Any]) -> TransportPart:
 
 def _compute(name: str, given: dict[str, Any]) -> ComputePart:
     bandwidth = units.parse("compute.memory_bandwidth", given["memory_bandwidth"], units.BYTES)
-    return plain.load(ComputePart, {"name": name, **given, "memory_bandwidth": bandwidth}, "compute")
+    own = {"memory_bandwidth": bandwidth, "step_seconds": _known_steps(given["step_seconds"])}
+    return plain.load(ComputePart, {"name": name, **given, **own}, "compute")
+
+
+def _known_steps(given: Any) -> dict[str, Any]:
+    """The steps that a machine is known to take, by task, in seconds."""
+    path = "compute.step_seconds"
+    for key, value in given.items() if isinstance(given, dict) else [("", given)]:
+        if not isinstance(value, dict):
+            where = f"{path}.{key}".rstrip(".")
+            raise ValueError(f"{where}={value}: write task.step_seconds={value}, or {path}.TASK.seconds= and .batch=")
+    timed = {task: step for task, step in given.items() if "seconds" in step}
+    return given | {
+        task: {**step, "seconds": units.seconds(f"{path}.{task}.seconds", step["seconds"])}
+        for task, step in timed.items()
+    }
 
 
 def _run(given: dict[str, Any], tune: dict[str, Any], elastic: dict[str, Any], backend: str) -> RunPart:

@@ -21,6 +21,7 @@ from bagua_bench.configuration.schema import (
 )
 from tests.integration.cli import bench
 
+SIM = "mode=simulate"
 ERRORS = [  # arguments, and what the line must contain: key, value and allowed values
     (["task=vgg61"], ["task=vgg61", "bert_large, quadratic, resnet50, transformer, vgg16", "did you mean vgg16?"]),
     (["algo=bytegrad2"], ["algo=bytegrad2", "bytegrad", "ddp"]),
@@ -86,6 +87,25 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
         ["mode=emulate", "network=1gbit", "compute.haste=2", "cluster.server.1.loss=1%"],
         ["compute.haste=2", "cluster.server.1.loss=1%", "allowed: 1"],
     ),
+    ([SIM, "task.step_seconds=400 parsec"], ["task.step_seconds=400 parsec", "(us, ms, s, min)", "number of seconds"]),
+    ([SIM, "task.step_seconds=-4ms"], ["task.step_seconds=-4ms", "must not be negative"]),
+    ([SIM, "task.step_seconds=0"], ["task.step_seconds=0", "must be positive"]),
+    ([SIM, "task.step_seconds=nan"], ["task.step_seconds=nan", "must be positive"]),
+    ([SIM, "compute.step_seconds=400ms"], ["compute.step_seconds=400ms", "write task.step_seconds=400ms"]),
+    ([SIM, "compute.step_seconds.vgg16=400ms"], ["compute.step_seconds.vgg16=400ms", "write task.step_seconds=400ms"]),
+    ([SIM, "compute.step_seconds.vgg16.seconds=4h"], ["compute.step_seconds.vgg16.seconds=4h", "a unit"]),
+    ([SIM, "compute.step_seconds.vgg16.seconds=0ms"], ["compute.step_seconds.vgg16.seconds=0", "must be positive"]),
+    ([SIM, "compute.step_seconds.vgg16.batch=0"], ["compute.step_seconds.vgg16.batch=0", "must be positive"]),
+    ([SIM, "task=transformer", "compute.flops=0"], ["compute.flops=0", "must be positive"]),
+    ([SIM, "compute.memory_bandwidth=0GB"], ["compute.memory_bandwidth=0", "must be positive"]),
+    ([SIM, "compute.forward_share=2"], ["compute.forward_share=2", "from 0 to 1"]),
+    ([SIM, "cluster.physics.latency=15us"], ["cluster.physics.latency=15us", "without a unit; times are in s"]),
+    ([SIM, "cluster.physics.ring=0"], ["cluster.physics.ring=0", "must be positive"]),
+    ([SIM, "cluster.physics.window=-1"], ["cluster.physics.window=-1", "must be positive"]),
+    ([SIM, "cluster.physics.process=-1"], ["cluster.physics.process=-1", "must be positive"]),
+    ([SIM, "cluster.physics.foo=1"], ["cluster.physics.foo=1", "no such key; allowed: call"]),
+    ([SIM, "network=1gbit", "network.loss=50%"], ["network.loss=50%", "up to 10%"]),
+    (["cluster.slow_ranks.1=nan"], ["cluster.slow_ranks.1=nan", "at least 1"]),
     (["cluster.slow_ranks.2=2"], ["cluster.slow_ranks.2", "0 to 1"]),
     (["cluster.slow_ranks.1=0.5"], ["cluster.slow_ranks.1=0.5", "at least 1"]),
     (["run.steps=["], ["run.steps=[", "KEY=VALUE"]),
