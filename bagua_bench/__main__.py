@@ -145,6 +145,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except records.NotKept as error:
+        print(error, file=sys.stderr)
+        return 1
     if sum(len(jobs) for jobs, _ in app.batches) > 1:
         for failure in failures:
             print(f"failed: {failure}", file=sys.stderr)
