@@ -44,9 +44,6 @@ from bagua_bench.configuration.validate import validate
 from bagua_bench.network import machine
 from bagua_bench.results import records
 
-ADHOC = "runs"
-"""Campaign name of single runs."""
-
 
 class App:
     """Hydra calls this once per combination of a multirun. It collects the jobs: all are checked before any runs."""
@@ -65,7 +62,7 @@ class App:
     def _jobs(self, composed: DictConfig) -> tuple[list[Job], str]:
         choices = HydraConfig.get().runtime.choices
         if composed.campaign is None:
-            return [Job(_checked(resolve(composed, choices)), 0)], ADHOC
+            return [Job(_checked(resolve(composed, choices)), 0)], records.ADHOC
         refuse_unknown(composed)
         self.dry_run = composed.campaign.dry_run
         overrides = list(HydraConfig.get().overrides.task)
@@ -141,7 +138,9 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        failures = [failure for jobs, name in app.batches for failure in run_jobs(jobs, name, resume=name != ADHOC)]
+        failures = [
+            failure for jobs, name in app.batches for failure in run_jobs(jobs, name, resume=name != records.ADHOC)
+        ]
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -21,6 +21,9 @@ from bagua_bench.results.summary import summarise
 
 SOURCES = {"measure": "measured", "emulate": "emulated", "simulate": "simulated"}
 
+ADHOC = "runs"
+"""Campaign name of runs that belong to none."""
+
 Record = dict[str, Any]
 
 

@@ -99,7 +99,7 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
     ([SIM, "task=transformer", "compute.flops=0"], ["compute.flops=0", "must be positive"]),
     ([SIM, "compute.memory_bandwidth=0GB"], ["compute.memory_bandwidth=0", "must be positive"]),
     ([SIM, "compute.forward_share=2"], ["compute.forward_share=2", "from 0 to 1"]),
-    ([SIM, "cluster.physics.latency=15us"], ["cluster.physics.latency=15us", "without a unit; times are in s"]),
+    ([SIM, "cluster.physics.latency=15us"], ["cluster.physics.latency=15us", "without a unit; s, bytes"]),
     ([SIM, "cluster.physics.ring=0"], ["cluster.physics.ring=0", "must be positive"]),
     ([SIM, "cluster.physics.window=-1"], ["cluster.physics.window=-1", "must be positive"]),
     ([SIM, "cluster.physics.process=-1"], ["cluster.physics.process=-1", "must be positive"]),
