@@ -20,7 +20,7 @@ def unknown_keys(config: DictConfig) -> Iterator[str]:
     yield from _unknown(Config, config, "")
     if isinstance(config.get("debug"), DictConfig):  # its options set other groups' keys, it has none
         for key, value in config.debug.items():
-            yield f"debug.{key}={_text(value)}: no such key; allowed: none, as in debug=quick"
+            yield f"debug.{key!s}={_text(value)}: no such key; allowed: none, as in debug=quick"
 
 
 def _unknown(schema: type, config: DictConfig, path: str) -> Iterator[str]:
@@ -28,11 +28,12 @@ def _unknown(schema: type, config: DictConfig, path: str) -> Iterator[str]:
     names = [field.name for field in fields(schema)]
     for key in config:
         value = config._get_node(key)
-        where = f"{path}.{key}" if path else str(key)
-        if key not in names:
-            yield f"{where}={_text(value)}: no such key; {allowed(str(key), names, f' in {path}' if path else '')}"
+        name = str(key)
+        where = f"{path}.{name}" if path else name
+        if name not in names:
+            yield f"{where}={_text(value)}: no such key; {allowed(name, names, f' in {path}' if path else '')}"
         elif isinstance(value, DictConfig) and not value._is_none():
-            for kind in (hints[str(key)], *get_args(hints[str(key)])):
+            for kind in (hints[name], *get_args(hints[name])):
                 if is_dataclass(kind):
                     yield from _unknown(kind, value, where)  # type: ignore[arg-type]
 

@@ -123,10 +123,11 @@ def _known_steps(given: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             where = f"{path}.{key}".rstrip(".")
             raise ValueError(f"{where}={value}: write task.step_seconds={value}, or {path}.TASK.seconds= and .batch=")
-    timed = {task: step for task, step in given.items() if "seconds" in step}
-    return given | {
+    return {
         task: {**step, "seconds": units.seconds(f"{path}.{task}.seconds", step["seconds"])}
-        for task, step in timed.items()
+        if "seconds" in step
+        else step
+        for task, step in given.items()
     }
 
 

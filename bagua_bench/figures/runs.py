@@ -42,7 +42,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
 
     ValueError if they differ in code, machine or source, or if there are too many to be drawn.
     """
-    cells = {record["cell"]: cell_of(record) for record in records}
+    cells = {cell.id: cell for cell in map(cell_of, records)}
     if _is_sweep(records, cells):
         return sweep.table(records)
     comparable(records, _differing(records))

@@ -121,7 +121,6 @@ def test_runs_that_differ_in_several_things_have_a_bar_each() -> None:
         [record] = campaign({algo: [10.0 * batch]})
         own = [] if average is None else [f"algo.average={average}"]
         record["config"] = resolved("task=quadratic", f"task.batch={batch}", f"algo={algo}", *own).to_json()
-        record["cell"] = f"{algo}{average}"
         found.append(record)
     data = runs.table(found)
     assert list(data["run"]) == [
