@@ -39,13 +39,10 @@ from bagua_bench.campaign.plan import interleave
 from bagua_bench.configuration.cell import Cell, Job
 from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.configuration.network_shape import is_shaped
-from bagua_bench.configuration.resolve import ConfigError, has_cuda, register, resolve
+from bagua_bench.configuration.resolve import ConfigError, has_cuda, refuse_unknown, register, resolve
 from bagua_bench.configuration.validate import validate
 from bagua_bench.network import machine
 from bagua_bench.results import records
-
-ADHOC = "runs"
-"""Campaign name of single runs."""
 
 
 class App:
@@ -65,7 +62,8 @@ class App:
     def _jobs(self, composed: DictConfig) -> tuple[list[Job], str]:
         choices = HydraConfig.get().runtime.choices
         if composed.campaign is None:
-            return [Job(_checked(resolve(composed, choices)), 0)], ADHOC
+            return [Job(_checked(resolve(composed, choices)), 0)], records.ADHOC
+        refuse_unknown(composed)
         self.dry_run = composed.campaign.dry_run
         overrides = list(HydraConfig.get().overrides.task)
         cells = [_checked(cell) for cell in expand(composed.campaign, overrides)]
@@ -140,10 +138,15 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        failures = [failure for jobs, name in app.batches for failure in run_jobs(jobs, name, resume=name != ADHOC)]
+        failures = [
+            failure for jobs, name in app.batches for failure in run_jobs(jobs, name, resume=name != records.ADHOC)
+        ]
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except records.NotKept as error:
+        print(error, file=sys.stderr)
+        return 1
     if sum(len(jobs) for jobs, _ in app.batches) > 1:
         for failure in failures:
             print(f"failed: {failure}", file=sys.stderr)

@@ -26,9 +26,10 @@ if gcov.ASKED in os.environ:
 if not torch.cuda.is_available():  # before Triton is imported and decides whether to interpret kernels
     os.environ["TRITON_INTERPRET"] = "1"
 
-# The suite draws the same examples every time; `make nightly` draws others, ten times as many.
-settings.register_profile("suite", derandomize=True)
-settings.register_profile("nightly", max_examples=2000, derandomize=False, print_blob=True)
+# The suite draws the same examples every time; `make nightly` draws others, ten times as many. None has a deadline, as
+# the machine may be busy.
+settings.register_profile("suite", derandomize=True, deadline=None)
+settings.register_profile("nightly", max_examples=2000, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("suite")
 
 # What the suite keeps for a user between runs does not outlive the tests, and none depends on what was there before.

@@ -39,7 +39,7 @@ Your own cluster, with a GPU whose step (forward, backward, optimizer, at task.b
       cluster.servers=4 cluster.ranks_per_server=8 network.bandwidth=25gbit network.latency=0.05ms
 
 task=NAME                    {task}
-task.step_seconds=SECONDS    of one GPU; taken from compute= if not given
+task.step_seconds=TIME       of one GPU, 0.05 (seconds) or 50ms; taken from compute= if not given
 compute=NAME                 {compute}; for your own GPU: bagua-bench simulate profile
 compute.memory_bandwidth=    for the optimizer and codecs
 cluster=NAME                 {cluster}

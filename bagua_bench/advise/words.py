@@ -47,8 +47,9 @@ def headline(best: pd.DataFrame) -> str:
     """The fastest of those that learn what DDP learns, and what learning something else would buy."""
     same, other = (best[best["same_update"] == kind].drop_duplicates("algorithm") for kind in (True, False))
     first = same.iloc[0]
-    ddp = best[best["algorithm"] == facts.baseline()].iloc[0]
-    share = intervals.share_of_ratio(first["cell"], ddp["cell"])
+    ddp = best[best["algorithm"] == facts.baseline()]
+    beside = ddp.iloc[0] if len(ddp) else same.iloc[-1]  # what is asked for may be nothing that DDP has
+    share = intervals.share_of_ratio(first["cell"], beside["cell"])
     compared = _compared(first, share)
     lines = [f"fastest of those that learn what DDP learns: {_chosen(first)}, {compared}{_tied(same, share)}"]
     faster = other[other["step_seconds"] < first["step_seconds"]]
@@ -70,6 +71,8 @@ def _chosen(row: Any) -> str:
 def _compared(row: Any, share: float) -> str:
     if row["algorithm"] == facts.baseline():
         return "than which nothing is faster"
+    if math.isnan(row["times_ddp"]):
+        return f"{duration(row['step_seconds'])} a step; DDP cannot be run so"
     low, high = _times(row["times_ddp"] / (1 + share)), _times(row["times_ddp"] * (1 + share))
     return f"{_times(row['times_ddp'])} times DDP ({low} to {high})"
 
@@ -77,7 +80,8 @@ def _compared(row: Any, share: float) -> str:
 def _brief(row: Any) -> str:
     late = row["staleness_steps"]
     age = "" if math.isnan(late) else " whose averages never come" if math.isinf(late) else f", {late:.3g} steps stale"
-    return f"{row['algorithm']}{age} ({_times(row['times_ddp'])})"
+    gain = duration(row["step_seconds"]) if math.isnan(row["times_ddp"]) else _times(row["times_ddp"])
+    return f"{row['algorithm']}{age} ({gain})"
 
 
 def _tied(rows: pd.DataFrame, share: float) -> str:
@@ -116,7 +120,7 @@ def _table(rows: pd.DataFrame) -> str:
         "channels": rows["channels"],
         "step": durations(list(rows["step_seconds"])),
         "epoch": durations(list(rows["epoch_seconds"])),
-        "x DDP": rows["times_ddp"].map(_times),
+        **({} if rows["times_ddp"].isna().all() else {"x DDP": rows["times_ddp"].map(_times)}),
         "why": rows["why"],
     }
     return str(pd.DataFrame(shown).to_string(index=False))

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bagua_bench.campaign.stage import Stage
 from bagua_bench.configuration.cell import Job
 from bagua_bench.launch.failures import RunFailed
 from bagua_bench.launch.local import Watch
 from bagua_bench.results import records
-from bagua_bench.results.records import Record
+from bagua_bench.results.records import NotKept, Record
 
 
-def run_job(job: Job, campaign: str, stage: Stage, watch: Watch) -> tuple[Record, Path]:
-    """Run a job and append its record; returns the record and its file.
+class Ended(NamedTuple):
+    """How a job ended: its record, the file that this belongs to, and why it is not there if it is not."""
+
+    record: Record
+    path: Path
+    lost: NotKept | None
+
+
+def run_job(job: Job, campaign: str, stage: Stage, watch: Watch) -> Ended:
+    """Run a job and append its record.
 
     A failed run is recorded and returned; an interrupted one is recorded and raises KeyboardInterrupt.
     """
@@ -24,28 +33,31 @@ def run_job(job: Job, campaign: str, stage: Stage, watch: Watch) -> tuple[Record
     path = records.file_of(job.cell.run.results, campaign)
     measured: dict[str, Any] = {}
 
-    def keep(finish: Callable[[Record], Record]) -> tuple[Record, Path]:
+    def keep(finish: Callable[[Record], Record]) -> Ended:
         record = finish(records.make_record(job.cell, campaign, job.round, began))
         record["network"]["measured"] = measured or None
-        records.append(path, record)
-        return record, path
+        return Ended(record, path, records.keep(path, record))
 
     try:
         result = stage.run(job.cell, watch, measured)
     except RunFailed as failure:
         reason, log = failure.reason, failure.log
         kept = keep(lambda record: records.fail(record, reason))
-        _keep_log(path.parent, kept[0], log)
+        _keep_log(path.parent, kept.record, log)
         return kept
     except KeyboardInterrupt:
-        keep(lambda record: records.fail(record, "interrupted"))
+        if lost := keep(lambda record: records.fail(record, "interrupted")).lost:
+            print(lost, file=sys.stderr)
         raise
     return keep(lambda record: records.complete(record, result))
 
 
 def _keep_log(folder: Path, record: Record, log: str) -> None:
-    """Keep what the processes of a failed run printed."""
+    """Keep what the processes of a failed run printed; on stderr where no file can be written."""
     if log:
         path = folder / "logs" / f"{record['cell']}-{record['round']}.log"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(log)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(log)
+        except OSError as error:
+            print(f"{log}\n{path}: the log above cannot be written: {error.strerror}", file=sys.stderr)

@@ -15,7 +15,10 @@ from bagua_bench.results.records import Record
 
 
 def run_jobs(jobs: Sequence[Job], campaign: str, resume: bool) -> list[str]:
-    """Run the jobs; with `resume`, only those that the campaign's records do not have yet. Returns the failures."""
+    """Run the jobs; with `resume`, only those that the campaign's records do not have yet. Returns the failures.
+
+    NotKept after a run whose record cannot be written: those of the runs behind it would be lost, too.
+    """
     known, todo = _open(jobs, campaign, resume)
     names = display.names([job.cell for job in jobs])
     failures = []
@@ -24,12 +27,14 @@ def run_jobs(jobs: Sequence[Job], campaign: str, resume: bool) -> list[str]:
             place = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
             left = display.left(estimate(todo[number - 1 - len(jobs) :], known)) if len(jobs) > 1 else ""
             with display.watching(place + left + job.cell.label) as watch:
-                record, where = run_job(job, campaign, stage, watch)
+                record, where, lost = run_job(job, campaign, stage, watch)
             known.append(record)
             if len(jobs) > 1:
                 outcome.show_line(place + names[record["cell"]], record)
             else:
-                outcome.show(record, where)
+                outcome.show(record, None if lost else where)
+            if lost:
+                raise lost
             if record["status"] != "done":
                 failures.append(f"{job.cell.label}: {record['reason']}")
     if len(jobs) > 1:

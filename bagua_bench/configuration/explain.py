@@ -45,7 +45,7 @@ def _fault(override: Override, groups: dict[str, list[str]], selected: list[str]
         wrong = [value for value in _values(override) if value != "null" and value not in groups[key]]
         if wrong:
             write = _instead(key, wrong[0])
-            return f"{key}={wrong[0]}: no such {key}; " + (write or _allowed(wrong[0], groups[key], ""))
+            return f"{key}={wrong[0]}: no such {key}; " + (write or allowed(wrong[0], groups[key], ""))
         return None
     if override.is_delete() or override.is_add() or override.is_force_add() or key.startswith("hydra."):
         return None
@@ -59,7 +59,7 @@ def _unknown_key(key: str, text: str, groups: dict[str, list[str]], node: object
         if part not in names:
             if not path:
                 names = sorted({*names, *groups})
-            return f"{text}: no such key; " + _allowed(part, names, f" in {path}" if path else "")
+            return f"{text}: no such key; " + allowed(part, names, f" in {path}" if path else "")
         assert isinstance(node, DictConfig)
         node = node._get_node(part)
         path = f"{path}.{part}".lstrip(".")
@@ -83,7 +83,8 @@ def _expected(message: str) -> str:
     return f"expected {match[1].lower()}" if match[1] else f"allowed: {match[2]}"
 
 
-def _allowed(given: str, names: Sequence[str], where: str) -> str:
+def allowed(given: str, names: Sequence[str], where: str) -> str:
+    """'allowed in run: steps, seed (did you mean steps?)'."""
     close = get_close_matches(given, names, 1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"allowed{where}: {', '.join(names)}{hint}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -89,7 +90,7 @@ def problems(cell: Cell) -> Iterator[str]:
         yield from _link_problems(f"cluster.server.{server}", changes, link_of(network, changes))
     for rank, factor in cluster.slow_ranks.items():
         yield from _not_below(f"cluster.slow_ranks.{rank}", rank, cluster.ranks)
-        if factor < 1:
+        if not 1 <= factor < math.inf:
             yield f"cluster.slow_ranks.{rank}={factor}: expected a factor on the rank's compute time, at least 1"
 
 

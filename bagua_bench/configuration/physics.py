@@ -139,7 +139,7 @@ def _problems(path: str, given: Mapping[str, Any], other: tuple[str, ...] = ()) 
         try:
             number = float(value)
         except (TypeError, ValueError):
-            yield f"{path}.{key}={value}: must be a number"
+            yield f"{path}.{key}={value}: must be a number without a unit; s, bytes and bytes/s are meant"
             continue
         if number not in ranges[key]:
             yield f"{path}.{key}={value}: {ranges[key].words}"

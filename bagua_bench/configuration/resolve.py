@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from bagua_bench.configuration import facts, network_settings, plain, units
+from bagua_bench.configuration import facts, known_keys, network_settings, plain, units
 from bagua_bench.configuration.cell import AlgoPart, Cell, ComputePart, RunPart, TaskPart, TransportPart
 from bagua_bench.configuration.schema import GROUPS, SCALES, Config, Mode
 from bagua_bench.processes import owner
@@ -67,7 +67,11 @@ def has_cuda() -> bool:
 
 
 def resolve(config: DictConfig, choices: dict[str, str]) -> Cell:
-    """The cell in plain units; `choices` names the option of each group. ConfigError if a value does not parse."""
+    """The cell in plain units; `choices` names the option of each group.
+
+    ConfigError for a key that does not exist, or a value that does not parse.
+    """
+    refuse_unknown(config)
     given = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     assert isinstance(given, dict)
     groups = {group: {"name": choices[group], **(given[group] or {})} for group in GROUPS}
@@ -76,7 +80,7 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> Cell:
         transport = _transport(groups["transport"])
         cell = Cell(
             mode=given["mode"],
-            task=TaskPart.from_plain(groups["task"]),
+            task=TaskPart.from_plain(_task(groups["task"])),
             algo=AlgoPart.from_plain(groups["algo"]),
             transport=transport,
             cluster=cluster,
@@ -90,6 +94,16 @@ def resolve(config: DictConfig, choices: dict[str, str]) -> Cell:
     return cell
 
 
+def refuse_unknown(config: DictConfig) -> None:
+    """ConfigError if the configuration has a key that its schema does not have."""
+    for message in known_keys.unknown_keys(config):
+        raise ConfigError(message)
+
+
+def _task(given: dict[str, Any]) -> dict[str, Any]:
+    return {**given, "step_seconds": units.seconds("task.step_seconds", given.get("step_seconds"))}
+
+
 def _transport(given: dict[str, Any]) -> TransportPart:
     chunk = given["chunk"]
     size = None if chunk is None else int(units.parse("transport.chunk", chunk, units.BYTES))
@@ -98,7 +112,23 @@ def _transport(given: dict[str, Any]) -> TransportPart:
 
 def _compute(name: str, given: dict[str, Any]) -> ComputePart:
     bandwidth = units.parse("compute.memory_bandwidth", given["memory_bandwidth"], units.BYTES)
-    return plain.load(ComputePart, {"name": name, **given, "memory_bandwidth": bandwidth}, "compute")
+    own = {"memory_bandwidth": bandwidth, "step_seconds": _known_steps(given["step_seconds"])}
+    return plain.load(ComputePart, {"name": name, **given, **own}, "compute")
+
+
+def _known_steps(given: Any) -> dict[str, Any]:
+    """The steps that a machine is known to take, by task, in seconds."""
+    path = "compute.step_seconds"
+    for key, value in given.items() if isinstance(given, dict) else [("", given)]:
+        if not isinstance(value, dict):
+            where = f"{path}.{key}".rstrip(".")
+            raise ValueError(f"{where}={value}: write task.step_seconds={value}, or {path}.TASK.seconds= and .batch=")
+    return {
+        task: {**step, "seconds": units.seconds(f"{path}.{task}.seconds", step["seconds"])}
+        if "seconds" in step
+        else step
+        for task, step in given.items()
+    }
 
 
 def _run(given: dict[str, Any], tune: dict[str, Any], elastic: dict[str, Any], backend: str) -> RunPart:

@@ -32,6 +32,16 @@ def parse(key: str, text: object, units: Mapping[str, float]) -> float:
     raise ValueError(f"{key}={text}: {negative}expected a number and a unit ({', '.join(units)}), as in {example}")
 
 
+def seconds(key: str, value: object) -> object:
+    """A time of computing: '400ms' is 0.4; what is no text stays, and is seconds. ValueError as in `parse`."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse(key, value, SECONDS)
+    except ValueError as error:
+        raise ValueError(f"{error}, or a number of seconds") from None
+
+
 def text(value: float, units: Mapping[str, float]) -> str:
     """The shortest way to write a value: 0.005 with the units SECONDS is '5ms'."""
     unit = _unit(value, units)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -20,6 +21,7 @@ def validate(cell: Cell) -> None:
     for rule in (
         _constructors,
         _ranges,
+        _compute,
         _algorithm,
         _device,
         _transport,
@@ -53,12 +55,27 @@ def _constructors(cell: Cell) -> Iterator[str]:
 
 def _ranges(cell: Cell) -> Iterator[str]:
     for path, value, least in _least(cell):
-        if value < least:
+        if not value >= least:
             yield f"{path}={value}: must be at least {least}"
-    if cell.task.step_seconds is not None and cell.task.step_seconds <= 0:
+    if cell.task.step_seconds is not None and not 0 < cell.task.step_seconds < math.inf:
         yield f"task.step_seconds={cell.task.step_seconds}: must be positive, or null for the profile's"
     if cell.run.timeout <= 0:
         yield f"run.timeout={cell.run.timeout}s: must be positive"
+
+
+def _compute(cell: Cell) -> Iterator[str]:
+    """The values of a machine that is not here: none may be divided by zero, or make a time negative."""
+    machine = cell.compute
+    if machine is None:
+        return
+    above = {"flops": machine.flops, "memory_bandwidth": machine.memory_bandwidth}
+    for task, step in machine.step_seconds.items():
+        above |= {f"step_seconds.{task}.seconds": step.seconds, f"step_seconds.{task}.batch": step.batch}
+    for key, value in above.items():
+        if not 0 < value < math.inf:
+            yield f"compute.{key}={value:.10g}: must be positive"
+    if not 0 <= machine.forward_share <= 1:
+        yield f"compute.forward_share={machine.forward_share:.10g}: must be from 0 to 1"
 
 
 _SLOWEST = 1 / 16  # compute.haste

@@ -106,24 +106,28 @@ def show_plan(jobs: Sequence[Job], todo: Sequence[Job], seconds: float | None) -
 def names(cells: Sequence[Cell]) -> dict[str, str]:
     """For every cell's id, what distinguishes it from the others: 'algo.name=ddp network.bandwidth=10gbit'."""
     labels = {cell.id: cell.label for cell in cells}
-    told = {name: " ".join(f"{key}={value}" for key, value in facts.items()) for name, facts in _telling(cells).items()}
+    told = {
+        name: " ".join(f"{key}={value}" for key, value in facts.items() if value)
+        for name, facts in _telling(cells).items()
+    }
     return {name: told[name] or labels[name] for name in labels}
 
 
 def _telling(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
     """For every cell's id, the keys in which the cells differ, without those that follow from their group's name."""
     flat = {cell.id: flatten(cell.to_json()) for cell in cells}
-    keys = [key for key in next(iter(flat.values())) if all(key in facts for facts in flat.values())]
-    keys = [key for key in keys if _differs(key, list(flat.values()))]
-    return {name: {key: _shown(key, facts[key]) for key in keys} for name, facts in flat.items()}
+    known = dict.fromkeys(key for facts in flat.values() for key in facts)
+    keys = [key for key in known if _differs(key, list(flat.values()))]
+    return {name: {key: shown(key, facts[key]) if key in facts else "" for key in keys} for name, facts in flat.items()}
 
 
 def _differs(key: str, cells: Sequence[Mapping[str, Any]]) -> bool:
     name = f"{key.partition('.')[0]}.name"
-    seen = {(facts.get(name) if key != name else None, json.dumps(facts[key])) for facts in cells}
+    seen = {(facts.get(name) if key != name else None, json.dumps(facts.get(key))) for facts in cells}
     return len(seen) > len({option for option, _ in seen})
 
 
-def _shown(key: str, value: Any) -> str:
+def shown(key: str, value: Any) -> str:
+    """The value of a cell's key for people, with its unit where it is a link's."""
     group, _, name = key.partition(".")
     return network_settings.text(name, value) if group == "network" and name in LINK_KEYS and value else str(value)

@@ -22,8 +22,8 @@ from bagua_bench.results.records import Record
 _BINARY = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20}
 
 
-def show(record: Record, path: Path) -> None:
-    """Print the table of a finished run, or why it failed."""
+def show(record: Record, path: Path | None) -> None:
+    """Print the table of a finished run, or why it failed; and where its record is, if it is there."""
     cell = records.cell_of(record)
     name = f"{cell.task.name} / {cell.algo.name}"
     if record["result"] is None:
@@ -32,7 +32,8 @@ def show(record: Record, path: Path) -> None:
         CONSOLE.print(_table(name, cell, record))
         if record["status"] == "wrong":
             CONSOLE.print(f"[red]wrong[/red]: {escape(record['reason'])}", soft_wrap=True)
-    CONSOLE.print(f"record: {path} (cell {record['cell']}, status {record['status']})", soft_wrap=True)
+    if path is not None:
+        CONSOLE.print(f"record: {path} (cell {record['cell']}, status {record['status']})", soft_wrap=True)
 
 
 def _table(name: str, cell: Cell, record: Record) -> Table:

@@ -1,4 +1,7 @@
-"""`bagua-bench figures CAMPAIGN [--results DIR]`: draw a campaign's figure from its records."""
+"""`bagua-bench figures CAMPAIGN [--results DIR]`: draw a campaign's figure from its records.
+
+`bagua-bench figures runs [--only KEY=VALUE ...]` draws the runs of no campaign, such as a sweep of your own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import matplotlib
 from omegaconf import OmegaConf
 
 from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.figures import runs
 from bagua_bench.results import records
 from bagua_bench.results.records import Record
 
@@ -25,19 +29,29 @@ def latest(found: list[Record]) -> list[Record]:
     return list(kept.values())
 
 
+def _figure(campaign: str) -> str:
+    """Name of the module that draws a campaign."""
+    if campaign == records.ADHOC:
+        return "runs"
+    return str(OmegaConf.load(FOLDER / "campaign" / f"{campaign}.yaml").figure)
+
+
 def main() -> int:
     """Write PDF, PNG and CSV to RESULTS/figures and print the table."""
     parser = argparse.ArgumentParser(prog="bagua-bench figures", description=__doc__)
     parser.add_argument("campaign")
     parser.add_argument("--results", type=Path, default=Path("results"))
+    only = "runs with these values, as in task=vgg16 run.steps=20"
+    parser.add_argument("--only", nargs="+", default=[], metavar="KEY=VALUE", help=only)
     arguments = parser.parse_args()
-    known = sorted(path.stem for path in (FOLDER / "campaign").glob("*.yaml"))
+    known = [records.ADHOC, *sorted(path.stem for path in (FOLDER / "campaign").glob("*.yaml"))]
     if arguments.campaign not in known:
         print(f"{arguments.campaign}: no such campaign; allowed: {', '.join(known)}", file=sys.stderr)
         return 2
     path = arguments.results / arguments.campaign / "records.jsonl"
     if not path.exists():
-        print(f"{path}: there are no records; run python -m bagua_bench campaign={arguments.campaign}", file=sys.stderr)
+        run = "-m algo=ddp,bytegrad" if arguments.campaign == records.ADHOC else f"campaign={arguments.campaign}"
+        print(f"{path}: there are no records; run python -m bagua_bench {run}", file=sys.stderr)
         return 2
     found = latest(records.read([path]))
     if not found:
@@ -46,10 +60,9 @@ def main() -> int:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    name = OmegaConf.load(FOLDER / "campaign" / f"{arguments.campaign}.yaml").figure
-    figure_module = import_module(f"bagua_bench.figures.{name}")
+    figure_module = import_module(f"bagua_bench.figures.{_figure(arguments.campaign)}")
     try:
-        data = figure_module.table(found)
+        data = figure_module.table(runs.selected(found, arguments.only))
     except ValueError as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 2

@@ -5,9 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from bagua_bench.configuration.cell import Cell, flatten
@@ -17,6 +20,9 @@ from bagua_bench.results.schema_history import SCHEMA, migrate
 from bagua_bench.results.summary import summarise
 
 SOURCES = {"measure": "measured", "emulate": "emulated", "simulate": "simulated"}
+
+ADHOC = "runs"
+"""Campaign name of runs that belong to none."""
 
 Record = dict[str, Any]
 
@@ -67,15 +73,41 @@ def file_of(results: str, campaign: str) -> Path:
 
 
 def append(path: Path, record: Record) -> None:
-    """Add one line, whole or not at all, and have it on disk on return."""
+    """Add one line, whole or not at all, and have it on disk on return. OSError if it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as stream:
+    with path.open("a+b", buffering=0) as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         size = stream.seek(0, os.SEEK_END)
         torn = size > 0 and os.pread(stream.fileno(), 1, size - 1) != b"\n"
-        stream.write(b"\n" * torn + json.dumps(record).encode() + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+        rest = b"\n" * torn + json.dumps(record).encode() + b"\n"
+        try:
+            while rest:
+                rest = rest[stream.write(rest) :]
+            os.fsync(stream.fileno())
+        except OSError:
+            with suppress(OSError):  # a device has no length
+                os.ftruncate(stream.fileno(), size)
+            raise
+
+
+class NotKept(Exception):
+    """A record is not where it belongs; the message says why, and where it is."""
+
+
+def keep(path: Path, record: Record) -> NotKept | None:
+    """Append a record; where that fails, write it to a file in the temporary folder, or else to stderr."""
+    try:
+        append(path, record)
+    except OSError as error:
+        why = f"{path}: the record cannot be written: {error.strerror or error}"
+    else:
+        return None
+    with suppress(OSError):
+        aside = Path(mkdtemp(prefix="bagua-bench-record-")) / path.name
+        append(aside, record)
+        return NotKept(f"{why}; it is in {aside}, to be appended to that file")
+    print(json.dumps(record), file=sys.stderr)
+    return NotKept(f"{why}; it is the line above, to be appended to that file")
 
 
 def read(paths: Iterable[Path]) -> list[Record]:

@@ -225,6 +225,18 @@ def test_who_cannot_run_is_named_with_the_reason(tmp_path: Path) -> None:
     assert "one rank has nobody to talk to; allowed: 2 or more" in alone.stderr
 
 
+def test_without_ddp_the_others_are_compared_with_each_other() -> None:
+    base = resolved(*BASE, "run.overlap=false")
+    why = {"ddp": "run.overlap=false: belongs to Bagua's engine; algo=ddp has its own options"}
+    rows = [row("qadam", 0.5), row("bytegrad", 1.0)]
+    lines = words.report(pd.DataFrame(rows), base, why).splitlines()
+    assert lines[3].startswith("fastest of those that learn what DDP learns: bytegrad")
+    assert lines[3].endswith(", 1 s a step; DDP cannot be run so")
+    assert lines[4] == "faster, but learning something else: qadam (500 ms)"
+    assert f"not compared: {why['ddp']}" in lines
+    assert not [line for line in lines if "x DDP" in line or "nan" in line]
+
+
 def test_ddp_is_compared_at_its_best() -> None:
     base = resolved(*BASE, "cluster.servers=4", "network.bandwidth=10gbit", "network.latency=5ms")
     found = candidates.candidates(base, [base.transport]).cells
@@ -270,6 +282,8 @@ def test_help_shows_the_users_own_cluster_and_every_column(tmp_path: Path) -> No
         (["bagua_bench.advise", "campaign=quick"], "campaign=quick: advise runs no campaign; leave it out"),
         (["bagua_bench.advise", "run.bucket_size=1MiB"], "run.bucket_size=1MiB: advise tries several; leave it out"),
         (["bagua_bench.advise", "cluster.physics.lin=1"], "cluster.physics.lin=1: no such key"),
+        (["bagua_bench.advise", "task=vgg16", "+foo=1"], "foo=1: no such key; allowed: mode, task"),
+        (["bagua_bench.advise", "task=vgg16", "+run.step=1"], "run.step=1: no such key; allowed in run: steps"),
         (["bagua_bench.calibrate", "calibrate", "--cluster", "mine"], "allowed without --records"),
     ],
 )

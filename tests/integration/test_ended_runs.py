@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import time
@@ -11,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.cli import Started, leftovers, recorded, training
+from bagua_bench.results import records
+from tests.integration.cli import Started, leftovers, python, recorded, training
 
 LONG = ["task=quadratic", "run.steps=1000000", "run.warmup=0", "run.timeout=6s"]
 Running = tuple[Started, list[psutil.Process]]
@@ -83,3 +85,57 @@ def test_a_killed_parent_leaves_nothing_behind(running: Running, tmp_path: Path)
     while leftovers(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert leftovers(tmp_path) == []
+
+
+LIMITED = """
+import resource, runpy, sys
+sys.argv = ["bagua_bench", *sys.argv[1:]]
+resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))
+runpy.run_module("bagua_bench", run_name="__main__", alter_sys=True)
+"""
+SIMULATED = ["mode=simulate", "task=vgg16", "run.steps=2"]
+
+
+def filled(folder: Path, campaign: str, size: int) -> Path:
+    """A file of records to which no byte may be added once files are limited to this size."""
+    path = folder / "results" / campaign / "records.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"\n" * size)
+    return path
+
+
+def test_a_record_for_which_there_is_no_room_is_kept_elsewhere_and_the_result_is_shown(tmp_path: Path) -> None:
+    path = filled(tmp_path, "runs", 2**20)
+    (tmp_path / "aside").mkdir()
+    done = python(
+        tmp_path, "-c", LIMITED.format(most=2**20), *SIMULATED, cold=True, env={"TMPDIR": str(tmp_path / "aside")}
+    )
+    assert done.returncode == 1, done.stderr
+    assert "throughput" in done.stdout and "samples/s" in done.stdout
+    line = done.stderr.splitlines()[-1]
+    [aside] = (tmp_path / "aside").glob("*/records.jsonl")
+    assert line == (
+        f"{path}: the record cannot be written: File too large; it is in {aside}, to be appended to that file"
+    )
+    assert "Traceback" not in done.stderr
+    assert path.stat().st_size == 2**20, "nothing of it"
+    [record] = records.read([aside])
+    assert record["status"] == "done" and record["result"]["throughput"] > 0
+
+
+def test_a_record_that_fits_nowhere_is_printed(tmp_path: Path) -> None:
+    filled(tmp_path, "runs", 64)
+    done = python(tmp_path, "-c", LIMITED.format(most=64), *SIMULATED, cold=True)
+    assert done.returncode == 1 and "throughput" in done.stdout
+    *_, printed, line = done.stderr.splitlines()
+    assert json.loads(printed)["result"]["throughput"] > 0
+    assert line.endswith("File too large; it is the line above, to be appended to that file")
+
+
+def test_a_campaign_ends_where_its_records_cannot_be_written(tmp_path: Path) -> None:
+    filled(tmp_path, "quick", 2**20)
+    asked = ["campaign=quick", "mode=simulate", "task=vgg16", "transport=gloo"]
+    done = python(tmp_path, "-c", LIMITED.format(most=2**20), *asked, cold=True, env={"TMPDIR": str(tmp_path)})
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("samples/s") == 1, "the first run was shown, and no second was begun"
+    assert len(done.stderr.splitlines()) == 1 and "File too large" in done.stderr

@@ -124,3 +124,12 @@ def test_cells_are_told_apart_by_what_differs_and_is_not_said_by_a_name() -> Non
     assert names[cells[0].id] == "algo.name=bytegrad network.bandwidth=1gbit"
     assert names[cells[3].id] == "algo.name=qadam network.bandwidth=10gbit"
     assert display.names(cells[:1]) == {cells[0].id: "vgg16 bytegrad over gloo, 2 ranks"}
+
+
+def test_cells_are_told_apart_by_what_only_one_algorithm_has() -> None:
+    cells = [resolved("algo=ddp"), *(resolved("algo=bytegrad", f"algo.average={way}") for way in ("true", "false"))]
+    assert list(display.names(cells).values()) == [
+        "algo.name=ddp",
+        "algo.name=bytegrad algo.average=True",
+        "algo.name=bytegrad algo.average=False",
+    ]

@@ -19,6 +19,7 @@ from bagua_bench.figures import (
     learning,
     one_channel,
     regret,
+    runs,
     throughput,
     transports,
 )
@@ -84,6 +85,56 @@ def test_command(tmp_path: Path) -> None:
     assert b"CreationDate" not in made["quick.pdf"], "drawn again, it would be another file"
     drawn = pd.read_csv(tmp_path / "figures" / "quick.csv").set_index("algorithm")
     assert drawn.loc["ddp", "samples_per_second"] == 10.4, "records of older code are left out"
+
+
+def test_a_sweep_of_ones_own_is_drawn(tmp_path: Path) -> None:
+    asked = ["mode=simulate", "task=vgg16", "algo=ddp,bytegrad", "network.bandwidth=1gbit,10gbit"]
+    ran = python(tmp_path, "-m", "bagua_bench", "-m", *asked)
+    assert ran.returncode == 0, ran.stderr
+
+    def drawn(*only: str) -> pd.DataFrame:
+        done = python(tmp_path, "-m", "bagua_bench.figures", "runs", *(("--only", *only) if only else ()))
+        assert done.returncode == 0, done.stderr
+        assert {p.suffix for p in (tmp_path / "results" / "figures").glob("runs.*")} == {".pdf", ".png", ".csv"}
+        return pd.read_csv(tmp_path / "results" / "figures" / "runs.csv")
+
+    lines = drawn().set_index(["algorithm", "bandwidth, Gbit/s"])["ratio_to_ddp"]
+    assert lines["ddp", 1] == 1 < lines["bytegrad", 10] < lines["bytegrad", 1]
+    bars = drawn("network.bandwidth=1gbit").set_index("run")["ratio_to_ddp"]
+    assert list(bars.index) == ["algo.name=ddp", "algo.name=bytegrad"]
+    assert bars["algo.name=bytegrad"] == pytest.approx(lines["bytegrad", 1])
+    wide = drawn("algo=bytegrad", "network.bandwidth=1gbit")
+    assert len(wide) == 1 and wide["ratio_to_ddp"].isna().all()
+    for only, message in (
+        ("foo=1", "the runs differ in algo.name"),
+        ("algo=qadam", "there are algo.name=bytegrad,ddp"),
+    ):
+        done = python(tmp_path, "-m", "bagua_bench.figures", "runs", "--only", only)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and message in done.stderr
+
+
+def test_runs_that_differ_in_several_things_have_a_bar_each() -> None:
+    from matplotlib import pyplot as plt
+
+    found = []
+    for algo, average, batch in (("ddp", None, 1), ("bytegrad", True, 1), ("bytegrad", False, 2)):
+        [record] = campaign({algo: [10.0 * batch]})
+        own = [] if average is None else [f"algo.average={average}"]
+        record["config"] = resolved("task=quadratic", f"task.batch={batch}", f"algo={algo}", *own).to_json()
+        found.append(record)
+    data = runs.table(found)
+    assert list(data["run"]) == [
+        "task.batch=1 algo.name=ddp",
+        "task.batch=1 algo.name=bytegrad algo.average=True",
+        "task.batch=2 algo.name=bytegrad algo.average=False",
+    ]
+    figure, axes = plt.subplots()
+    runs.draw(data, axes)
+    assert [patch.get_height() for patch in axes.patches] == [10.0, 10.0, 20.0]
+    plt.close(figure)
+    found[0]["source"] = "simulated"
+    with pytest.raises(ValueError, match="source"):
+        runs.table(found)
 
 
 @pytest.mark.parametrize(("name", "message"), [("nothing", "allowed: "), ("quick", "there are no records")])

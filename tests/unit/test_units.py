@@ -17,6 +17,7 @@ from bagua_bench.configuration.units import (
     duration,
     parse,
 )
+from tests.catalogue import resolved
 
 
 def test_values() -> None:
@@ -59,3 +60,10 @@ def test_results_have_units_of_their_size() -> None:
     ]
     assert amount(3.862e8, RATES) == "386.2 Mbit/s"
     assert [duration(value) for value in (2e-4, 1.5, 300)] == ["0.2 ms", "1.5 s", "5 min"]
+
+
+def test_times_of_computing_may_have_units() -> None:
+    asked = ("mode=simulate", "task=vgg16")
+    assert resolved(*asked, "task.step_seconds=400ms") == resolved(*asked, "task.step_seconds=0.4")
+    known = "compute.step_seconds.vgg16.seconds"
+    assert resolved(*asked, f"{known}=400ms") == resolved(*asked, f"{known}=0.4")
