@@ -12,7 +12,7 @@ import pytest
 HOME = Path(__file__).resolve().parents[2]
 ROOMS = sorted(path.parent.name for path in (HOME / "bagua_bench").glob("*/__init__.py"))
 TORCH_FREE_ROOMS = (
-    *("advise", "campaign", "configuration", "console", "figures", "launch", "network"),
+    *("advise", "analysis", "campaign", "configuration", "console", "figures", "launch", "network"),
     *("processes", "report", "results", "sources"),
 )
 TORCH_FREE = [
