@@ -78,11 +78,11 @@ def compare(a: Sequence[Record], b: Sequence[Record], around: Sequence[Sequence[
     first, second = a[0], b[0]
     config = tuple(_differences(settings(first), settings(second)))
     obstacles = (*_within("A", a), *_within("B", b), *_between(first, second, config))
-    rates = [[record["result"]["throughput"] for record in group] for group in (a, b)]
+    rates = [_rates(group) for group in (a, b)]
     steps = [[r["result"]["samples_per_step"] / r["result"]["throughput"] for r in group] for group in (a, b)]
     places = (_place(first), _place(second))
     near = [group for group in around if _place(group[0]) in places]
-    noise = stats.noise([*rates, *([record["result"]["throughput"] for record in group] for group in near)])
+    noise = stats.noise(list(dict.fromkeys(tuple(_rates(group)) for group in (*near, a, b))))
     return Comparison(
         cells=(first["cell"], second["cell"]),
         names=(records.cell_of(first).label, records.cell_of(second).label),
@@ -95,6 +95,10 @@ def compare(a: Sequence[Record], b: Sequence[Record], around: Sequence[Sequence[
         obstacles=obstacles,
         differences=(*config, *_differences(_origin(first), _origin(second))),
     )
+
+
+def _rates(group: Sequence[Record]) -> list[float]:
+    return [record["result"]["throughput"] for record in group]
 
 
 def _place(record: Record) -> tuple[str, dict[str, Any]]:

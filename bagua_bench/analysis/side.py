@@ -75,7 +75,8 @@ def _chosen(text: str, found: list[Record], which: str) -> tuple[list[Record], t
         values = [settings(record) for record in found]
         name = f"{key}.name" if any(f"{key}.name" in each for each in values) else key
         there = dict.fromkeys(_text(each[name]) for each in values if name in each)
-        if not there and not any(other.startswith(f"{name}.") for each in values for other in each):
+        group = f"{key.partition('.')[0]}."
+        if not there and not (value == "null" and any(other.startswith(group) for each in values for other in each)):
             raise ValueError(f"{text}: no record has the key {key}; expected one such as algo or network.bandwidth")
         kept = [r for r, each in zip(found, values, strict=True) if _has(each, name, value)]
         if not kept:
