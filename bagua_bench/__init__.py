@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bagua_bench.analysis.frame import load
     from bagua_bench.elastic.checkpoints import Checkpoints
     from bagua_bench.elastic.company import Company
     from bagua_bench.elastic.course import Course
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from bagua_bench.fused.optimizer import fuse
     from bagua_bench.layers.batch_norm import synchronize_batch_norms
 
-__all__ = ["Checkpoints", "Company", "Course", "Engine", "Members", "fuse", "synchronize_batch_norms"]
+__all__ = ["Checkpoints", "Company", "Course", "Engine", "Members", "fuse", "load", "synchronize_batch_norms"]
 
 _MODULES = {
     "Checkpoints": "elastic.checkpoints",
@@ -25,6 +26,7 @@ _MODULES = {
     "Engine": "engine.engine",
     "Members": "elastic.members",
     "fuse": "fused.optimizer",
+    "load": "analysis.frame",
     "synchronize_batch_norms": "layers.batch_norm",
 }
 

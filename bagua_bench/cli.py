@@ -22,6 +22,8 @@ VERBS = {
     "advise": Verb("bagua_bench.advise", "which algorithm and transport for a task on a cluster"),
     "figures": Verb("bagua_bench.figures", "plot the records of a campaign: figures quick"),
     "report": Verb("bagua_bench.report", "records as an HTML page"),
+    "compare": Verb("bagua_bench.analysis.compare", "two cells or sets of them: what differs, and by how much"),
+    "export": Verb("bagua_bench.analysis.export", "records as a table: export results --to runs.csv"),
     "simulate": Verb("bagua_bench.calibrate", "calibrate and validate the simulator; profile a machine"),
     "network": Verb("bagua_bench.network", "build an emulated network, probe it, measure its accuracy"),
     "overhead": Verb(

@@ -16,17 +16,8 @@ from omegaconf import OmegaConf
 from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.figures import runs
 from bagua_bench.results import records
-from bagua_bench.results.records import Record
 
 _UNDATED = {".pdf": {"CreationDate": None}}  # the same records give the same file
-
-
-def latest(found: list[Record]) -> list[Record]:
-    """The finished records of the newest code, one per cell and round; runs and simulations have codes of their own."""
-    done = [record for record in found if record["status"] == "done"]
-    newest = {r["source"]: r["code"]["sources"] for r in sorted(done, key=lambda record: str(record["began"]))}
-    kept = {(r["cell"], r["round"]): r for r in done if r["code"]["sources"] == newest[r["source"]]}
-    return list(kept.values())
 
 
 def _figure(campaign: str) -> str:
@@ -53,7 +44,7 @@ def main() -> int:
         run = "-m algo=ddp,bytegrad" if arguments.campaign == records.ADHOC else f"campaign={arguments.campaign}"
         print(f"{path}: there are no records; run python -m bagua_bench {run}", file=sys.stderr)
         return 2
-    found = latest(records.read([path]))
+    found = records.latest(records.read([path]))
     if not found:
         print(f"{path}: no run of this campaign is done", file=sys.stderr)
         return 2

@@ -12,14 +12,18 @@ from matplotlib.axes import Axes
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.figures import style
 from bagua_bench.results import stats
-from bagua_bench.results.records import Record, cell_of
+from bagua_bench.results.records import Record, cells_of
 
 
 def grouped(records: Sequence[Record], *key: Callable[[Cell], str]) -> dict[tuple[str, ...], list[Record]]:
     """The records, grouped by what the functions `key` return for their cells, in the order of the rounds."""
     groups: dict[tuple[str, ...], list[Record]] = {}
-    for record in records:
-        groups.setdefault(tuple(part(cell_of(record)) for part in key), []).append(record)
+    names: dict[int, tuple[str, ...]] = {}  # by a cell's place in memory: `cells` keeps it there
+    cells = cells_of(records)
+    for record, cell in zip(records, cells, strict=True):
+        if id(cell) not in names:
+            names[id(cell)] = tuple(part(cell) for part in key)
+        groups.setdefault(names[id(cell)], []).append(record)
     return groups
 
 

@@ -14,7 +14,7 @@ from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.figures import rates, settings, style
 from bagua_bench.results import stats
-from bagua_bench.results.records import Record, cell_of, comparable
+from bagua_bench.results.records import Record, cell_of, cells_of, comparable
 
 
 class Quantity(NamedTuple):
@@ -99,7 +99,7 @@ def quantity_of(records: Sequence[Record]) -> Quantity:
         except ValueError as error:
             failure = failure or error
         else:
-            if len({quantity.value(cell_of(record)) for record in records}) > 1:
+            if len({quantity.value(cell) for cell in cells_of(records)}) > 1:
                 return quantity
     raise failure or ValueError("the records are of one point only: there is no sweep to draw")
 

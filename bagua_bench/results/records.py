@@ -15,8 +15,9 @@ from typing import Any
 
 from bagua_bench.configuration.cell import Cell, flatten
 from bagua_bench.results import provenance
+from bagua_bench.results.lines import Parser, Versions
 from bagua_bench.results.result import Result
-from bagua_bench.results.schema_history import SCHEMA, migrate
+from bagua_bench.results.schema_history import SCHEMA
 from bagua_bench.results.summary import summarise
 
 SOURCES = {"measure": "measured", "emulate": "emulated", "simulate": "simulated"}
@@ -113,20 +114,39 @@ def keep(path: Path, record: Record) -> NotKept | None:
 def read(paths: Iterable[Path]) -> list[Record]:
     """All records of the files, in order and in the current schema. ValueError for an unknown schema.
 
-    A line that a killed writer left unfinished is skipped.
+    A line that a killed writer left unfinished is skipped. Parts that are the same in several records (configuration,
+    code, machine) are one object: copy a record before changing it.
     """
-    found = []
+    found, parser, versions = [], Parser(), Versions()
     for path in paths:
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            try:
-                found.append(migrate(record))
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: {error}") from None
+        with path.open("rb") as stream:
+            for number, line in enumerate(stream, 1):
+                record = parser.parse(line)
+                if record is None:
+                    continue
+                try:
+                    found.append(versions.migrate(record))
+                except ValueError as error:
+                    raise ValueError(f"{path}:{number}: {error}") from None
     return found
+
+
+def cells_of(records: Iterable[Record]) -> list[Cell]:
+    """The cell of each record; records that share their configuration share it. ValueError as of `cell_of`."""
+    kept = list(records)  # alive, so that an id stands for one object
+    cells: dict[int, Cell] = {}
+    for record in kept:
+        if id(record["config"]) not in cells:
+            cells[id(record["config"])] = cell_of(record)
+    return [cells[id(record["config"])] for record in kept]
+
+
+def latest(found: Iterable[Record]) -> list[Record]:
+    """The finished records of the newest code, one per cell and round; runs and simulations have codes of their own."""
+    done = [record for record in found if record["status"] == "done"]
+    newest = {r["source"]: r["code"]["sources"] for r in sorted(done, key=lambda record: str(record["began"]))}
+    kept = {(r["cell"], r["round"]): r for r in done if r["code"]["sources"] == newest[r["source"]]}
+    return list(kept.values())
 
 
 def comparable(records: Iterable[Record], axes: Iterable[str]) -> None:
@@ -136,7 +156,8 @@ def comparable(records: Iterable[Record], axes: Iterable[str]) -> None:
     """
     seen: dict[str, str] | None = None
     code: dict[tuple[str, str], str] = {}
-    for record in records:
+    kept = {(r["source"], *(id(r[part]) for part in ("config", "code", "machine"))): r for r in records}
+    for record in kept.values():  # records that share these parts need one look
         facts = _facts(record, set(axes))
         for group in ("algo", "task"):
             target = record["config"][group]["_target_"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from bagua_bench.configuration import facts
@@ -62,8 +64,14 @@ def _from_1(record: dict[str, Any]) -> dict[str, Any]:
         algo |= {key: value for key, value in _PRESET.items() if key in algo}
     config = {**config, "algo": algo, "run": {"precision": "fp32", **config["run"]}}
     if "about" not in algo:  # the last records of version 1 have it
-        config = facts.declared(config)
+        config = _declared(json.dumps(config))
     return {**record, **_without_rounds(record, config), "config": config, "cell": identity(config)}
+
+
+@lru_cache(maxsize=4096)
+def _declared(config: str) -> dict[str, Any]:
+    """Records of one campaign have few configurations, and what is declared takes reading files."""
+    return facts.declared(json.loads(config))
 
 
 def _without_rounds(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:

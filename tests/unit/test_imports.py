@@ -12,7 +12,7 @@ import pytest
 HOME = Path(__file__).resolve().parents[2]
 ROOMS = sorted(path.parent.name for path in (HOME / "bagua_bench").glob("*/__init__.py"))
 TORCH_FREE_ROOMS = (
-    *("advise", "campaign", "configuration", "console", "figures", "launch", "network"),
+    *("advise", "analysis", "campaign", "configuration", "console", "figures", "launch", "network"),
     *("processes", "report", "results", "sources"),
 )
 TORCH_FREE = [
@@ -129,3 +129,10 @@ def test_no_rooms_import_each_other_in_a_circle() -> None:
 def test_every_room_is_on_the_page_about_the_design() -> None:
     page = (HOME / "docs" / "design.md").read_text()
     assert [room for room in ROOMS if f"| `{room}` |" not in page] == []
+
+
+def test_every_package_is_installed() -> None:
+    declared = re.findall(r'^    "([\w.]+)",$', (HOME / "pyproject.toml").read_text(), re.MULTILINE)
+    for top in ("algorithms", "tasks", "bagua_bench"):
+        for file in (HOME / top).rglob("__init__.py"):
+            assert ".".join(file.parent.relative_to(HOME).parts) in declared
