@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from tools.transport import shaped, torch_bench
 DIRECTIONS = ("there", "back", "both")
 _RATE = 400e6  # bit/s: whoever stays busy must not take all of the machine
 _BEFORE = 0.2  # seconds of peace before the outage
+_MOVED = 10_000  # bytes that only the busy group can have moved
+_PATIENCE = 5.0  # seconds that it is watched
 
 
 @dataclass
@@ -22,6 +25,7 @@ class Outage:
     timeout: float  # seconds, of the groups
     seconds: float  # that it lasted
     direction: str
+    moved: float | None  # seconds from its end until data of the busy group moved, both ways
     resumed: dict[str, float]  # state of the group -> seconds from its end to that of an operation, on the slower rank
     errors: dict[str, str]  # state of the group, and rank -> error
 
@@ -51,11 +55,27 @@ def suffer(sites: Sequence[shaped.Site], processes: Sequence[Any], timeout: floa
     with shaped.swallowed(*senders, among=sites):
         time.sleep(max(0.0, began + timeout * share - time.monotonic()))
     ended = time.monotonic()
-    answers = _ask(processes, {"end": ended})
+    _tell(processes, {"end": ended})
+    moved = _moved(sites, ended)
+    answers = [torch_bench.hear(process) for process in processes]
     states = set(answers[0]["ended"]) & set(answers[1]["ended"])
     resumed = {state: max(answer["ended"][state] for answer in answers) for state in sorted(states)}
     errors = {f"{state} {rank}": text for rank in (0, 1) for state, text in answers[rank]["errors"].items()}
-    return Outage(timeout, ended - began, way, resumed, errors)
+    return Outage(timeout, ended - began, way, moved, resumed, errors)
+
+
+def _moved(sites: Sequence[shaped.Site], since: float) -> float | None:
+    before = [_acknowledged(site) for site in sites]
+    while (now := time.monotonic()) < since + _PATIENCE:
+        if all(_acknowledged(site) - b > _MOVED for site, b in zip(sites, before, strict=True)):
+            return now - since
+        time.sleep(0.02)
+    return None
+
+
+def _acknowledged(site: shaped.Site) -> int:
+    """Bytes that the site's connections have had acknowledged, as far as they are open."""
+    return sum(int(count) for count in re.findall(r"bytes_acked:(\d+)", site.run("ss", "-Htin")))
 
 
 def table(timeouts: Sequence[float], shares: Sequence[float]) -> Iterator[Outage]:
@@ -67,7 +87,11 @@ def table(timeouts: Sequence[float], shares: Sequence[float]) -> Iterator[Outage
                     yield suffer(sites, processes, timeout, share, direction)
 
 
-def _ask(processes: Sequence[Any], command: dict[str, Any]) -> list[Any]:
+def _tell(processes: Sequence[Any], command: dict[str, Any]) -> None:
     for process in processes:
         torch_bench.tell(process, command)
+
+
+def _ask(processes: Sequence[Any], command: dict[str, Any]) -> list[Any]:
+    _tell(processes, command)
     return [torch_bench.hear(process) for process in processes]

@@ -124,7 +124,8 @@ void Connection::give_up(size_t lost) {
     const std::string longer =
         " for longer than the time-out of " + std::to_string(trunk_.settings.timeout / kMillisecond) + " ms";
     if (lost < count)
-        fail(Code::remote, "stream " + std::to_string(lost) + " to " + trunk_.streams[lost]->where + ": no answer" + longer);
+        fail(Code::remote,
+             "stream " + std::to_string(lost) + " to " + trunk_.streams[lost]->where + ": no answer" + longer);
     else if (lost == count)
         fail(Code::remote, "receipts to " + trunk_.peer + ": no answer" + longer);
     else

@@ -35,6 +35,7 @@ class Watcher {
         {
             const std::lock_guard<std::mutex> guard(mutex_);
             pulses_.erase(std::remove(pulses_.begin(), pulses_.end(), pulse), pulses_.end());
+            shut(pulse->socket.fd());
             pulse->socket.reset();
             if (pulses_.empty()) last = std::move(thread_);
         }
@@ -70,14 +71,16 @@ class Watcher {
             Pulse::Path& path = p.paths[i];
             if (!ask(path.fd, &info)) continue;
             const bool vain = info.tcpi_unacked > 0 && info.tcpi_retransmits > 0;
-            if (vain) p.cut_off = now;
-            if (vain != path.vain) retry_often(path.fd, path.vain = vain);
+            if (vain) p.cut_off = path.vain = now;
+            const bool often = path.vain > 0 && now - path.vain < Tuning::kConvalescenceNs;
+            if (often != path.often) retry_often(path.fd, path.often = often);
             // Probes are keepalive's or those of a closed window. An answer since the last look may have been to
             // others than those that are out now, hence the second condition.
             const bool unanswered = vain || info.tcpi_probes > 0;
             if (!unanswered || path.unanswered == 0 || overslept) path.unanswered = unanswered ? now : 0;
             const int64_t silent = std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv) * kMillisecond;
-            if (unanswered && now - path.unanswered > limit && silent > limit) p.lost = int(i);
+            const bool dead = unanswered && now - path.unanswered > limit && silent > limit;
+            if (dead && p.lost == Pulse::kNothing) p.lost = int(i);
         }
     }
 

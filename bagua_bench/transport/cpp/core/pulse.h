@@ -19,7 +19,8 @@ struct Pulse {
     static constexpr int kNothing = -1;
     struct Path {
         int fd;
-        bool vain = false;  // what was sent goes unacknowledged, and the kernel was told to try often
+        int64_t vain = 0;  // when what was sent was last seen to go unacknowledged (ns)
+        bool often = false;  // does the kernel try
         int64_t unanswered = 0;  // since when (ns); 0: the peer's kernel answers, or need not
     };
     Socket socket;

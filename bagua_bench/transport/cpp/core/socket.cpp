@@ -23,7 +23,7 @@ namespace {
 constexpr int kBacklog = 1024;
 constexpr int kUnknownSpeed = 10000;  // what NCCL assumes, Mbit/s
 constexpr int kMostIdleSeconds = 60;  // firewalls forget connections that are idle for long
-constexpr int kNeverMs = 7 * 24 * 3600 * 1000;
+constexpr int kNeverMs = 2 * 24 * 3600 * 1000;  // the kernel keeps the sockets of a killed process for as long
 constexpr int kTcpRtoMaxMs = 44;  // TCP_RTO_MAX_MS of linux/tcp.h, which most machines' headers lack
 constexpr int kUsualRetryMs = 120'000;  // the kernel's TCP_RTO_MAX
 
@@ -180,7 +180,10 @@ void retry_often(int fd, bool often) {
 
 void save_acknowledgements(int fd) { set(fd, IPPROTO_TCP, TCP_QUICKACK, 0); }
 
-void shut(int fd) { shutdown(fd, SHUT_RDWR); }
+void shut(int fd) {
+    set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 0);  // what is queued need not wait for a peer that is gone
+    shutdown(fd, SHUT_RDWR);
+}
 
 void reset(int fd) {
     const sockaddr nobody{};  // AF_UNSPEC: tcp(7)

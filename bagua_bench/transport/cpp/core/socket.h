@@ -67,7 +67,7 @@ Status begin_connect(const Interface& from, const Address& to, Socket* out);
 // Have small messages sent without delay, and an idle path probed several times per `timeout_ns`.
 void tune(int fd, int64_t timeout_ns);
 
-// Have the kernel try for ever to reach the peer: how long an outage may last is for the connection to decide.
+// Have the kernel try to reach the peer until shut(): how long an outage may last is for the connection to decide.
 void persist(int fd);
 
 // While the peer is cut off, the kernel doubles the time to its next attempt, so that after an outage the data would
