@@ -89,9 +89,7 @@ def test_the_variable_sets_the_time_out(ranks: Ranks, built: tuple[Path, Path], 
 
 
 @contextmanager
-def _streaming(
-    sites: Sequence[shaped.Site], built: tuple[Path, Path], symbol: str, helpers: str
-) -> Iterator[Pair]:
+def _streaming(sites: Sequence[shaped.Site], built: tuple[Path, Path], symbol: str, helpers: str) -> Iterator[Pair]:
     variables = {"NCCL_SOCKET_IFNAME": "bb0", "BAGUA_NET_TIMEOUT": str(faults.TIMEOUT), "BAGUA_NET_HELPERS": helpers}
     with Pair(*built, symbol, variables, (sites[0].prefix, sites[1].prefix)) as pair:
         pair.link()
