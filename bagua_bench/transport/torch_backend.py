@@ -24,7 +24,8 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group; collective calls must come in the same order on all its ranks.
 
     `timeout` is how long a collective operation may go without moving a byte and, as with gloo, how long a message may
-    take once somebody waits for it.
+    take once somebody waits for it. It is also how long an outage of the network may last, unless BAGUA_NET_TIMEOUT is
+    set.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:

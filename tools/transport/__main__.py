@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import signal
 import sys
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from rich.table import Table
 from bagua_bench import libraries
 from bagua_bench.configuration import units
 from bagua_bench.network.commands import NetworkError
-from tools.transport import bench, compiled, faults, measure, sanitize, shaped, siege
+from tools.transport import bench, compiled, faults, measure, outages, sanitize, shaped, siege
 from tools.transport.bench import Plugin
 from tools.transport.pair import HarnessError, Pair
 
@@ -62,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--strangers", type=int, default=1000)
     one.add_argument("--chunks", type=int, default=300)
     one.set_defaults(run=_sanitize)
+    one = commands.add_parser("outages", help="outages shorter than the time-out of a group of ranks; needs root")
+    one.add_argument("--timeouts", default="2,5,10,30", help="seconds (default %(default)s)")
+    one.add_argument("--shares", default="0.5,0.8,0.95", help="of the time-out that outages last (default %(default)s)")
+    one.add_argument("--json", type=Path, help="write the outcome to this file")
+    one.set_defaults(run=_outages)
     one = commands.add_parser("soak", help="many faults, hostile connections and bytes, checked")
     _plugin_options(one)
     one.add_argument("--faults", type=int, default=200)
@@ -103,6 +109,19 @@ def _measure(options: argparse.Namespace) -> int:
             stream.write(json.dumps(record) + "\n")
         print(f"{case}:", *measure.lines(record), sep="\n  ", flush=True)
     return 0
+
+
+def _outages(options: argparse.Namespace) -> int:
+    if reason := shaped.unavailable():
+        raise ValueError(reason)
+    timeouts, shares = ([float(x) for x in text.split(",")] for text in (options.timeouts, options.shares))
+    found = []
+    for outage in outages.table(timeouts, shares):
+        found.append(outage)
+        print(outage, flush=True)
+    outcome = {"command": sys.argv[1:], "kernel": platform.release(), "outages": [asdict(outage) for outage in found]}
+    _write(options.json, outcome)
+    return 0 if all(outage.survived for outage in found) else 1
 
 
 def _bench(options: argparse.Namespace) -> int:

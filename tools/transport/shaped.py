@@ -5,6 +5,7 @@ Only what the harness needs; emulated clusters are `bagua_bench.network`'s.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 CONGESTION = "reno"
 _FAST = "40gbit"
+_NOBODY = "02:00:00:00:00:00"
 
 
 @dataclass
@@ -84,6 +86,27 @@ def await_carrier(sites: Sequence[Site], links: int = 1) -> None:
     for site in sites:
         while site.run("ip", "-o", "link", "show", "up").count("state UP") < links and time.monotonic() < end:
             time.sleep(0.02)
+
+
+@contextmanager
+def swallowed(*senders: Site, among: Sequence[Site]) -> Iterator[None]:
+    """Meanwhile everything that these sites send over their first link is lost without a word, as on a cut cable.
+
+    Their packets go to a hardware address that nobody has, which takes neither a kernel module nor a link's state.
+    """
+    others = [next(site for site in among if site is not sender) for sender in senders]
+    real = [json.loads(other.run("ip", "-j", "link", "show", other.interface))[0]["address"] for other in others]
+
+    def send_to(addresses: Sequence[str]) -> None:
+        for sender, other, address in zip(senders, others, addresses, strict=True):
+            where = ("dev", sender.interface, "lladdr", address, "nud", "permanent")
+            _run("ip", "-n", sender.namespace, "neighbour", "replace", other.address, *where)
+
+    send_to([_NOBODY] * len(senders))
+    try:
+        yield
+    finally:
+        send_to(real)
 
 
 def limit_flows(site: Site, rates: dict[int, float], others: float | None = None, interface: str = "bb0") -> None:

@@ -17,20 +17,24 @@ from tools.transport import shaped
 
 _HOME = str(Path(__file__).resolve().parents[2])
 _PORT = 29400
+_RANK = "tools.transport.torch_rank"
 
 
 @contextmanager
-def _ranks(sites: Sequence[shaped.Site], per_site: int, environment: Mapping[str, str]) -> Iterator[list[Any]]:
+def ranks(
+    module: str, sites: Sequence[shaped.Site], per_site: int, environment: Mapping[str, str]
+) -> Iterator[list[Any]]:
+    """Processes of `module`, which takes rank, size, and the store's host and port; each has said that it is ready."""
     size, processes = len(sites) * per_site, []
     variables = {**os.environ, **environment, "PYTHONPATH": _HOME, "OMP_NUM_THREADS": "1"}
     variables |= {"GLOO_SOCKET_IFNAME": sites[0].interface, "BAGUA_NET_INTERFACES": sites[0].interface}
     try:
         for rank in range(size):
             site = sites[rank // per_site]
-            module = [sys.executable, "-m", "tools.transport.torch_rank"]
+            command = [sys.executable, "-m", module]
             processes.append(
                 subprocess.Popen(
-                    [*site.prefix, *module, str(rank), str(size), sites[0].address, str(_PORT)],
+                    [*site.prefix, *command, str(rank), str(size), sites[0].address, str(_PORT)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -38,7 +42,7 @@ def _ranks(sites: Sequence[shaped.Site], per_site: int, environment: Mapping[str
                 )
             )
         for process in processes:
-            _hear(process)
+            hear(process)
         yield processes
     finally:
         for process in processes:
@@ -46,11 +50,18 @@ def _ranks(sites: Sequence[shaped.Site], per_site: int, environment: Mapping[str
             process.wait()
 
 
-def _hear(process: Any) -> Any:
+def hear(process: Any) -> Any:
+    """The next answer of a rank. RuntimeError if it has ended."""
     line = process.stdout.readline()
     if not line:
         raise RuntimeError("a rank of the comparison ended")
     return json.loads(line)
+
+
+def tell(process: Any, command: Mapping[str, Any]) -> None:
+    """Give a rank a command."""
+    process.stdin.write(json.dumps(command) + "\n")
+    process.stdin.flush()
 
 
 def compare(
@@ -65,7 +76,7 @@ def compare(
 
     `flow` limits every connection, `link` all together, in bits/s.
     """
-    with shaped.pair() as sites, _ranks(sites, per_site, {"BAGUA_NET_STREAMS": "4"}) as processes:
+    with shaped.pair() as sites, ranks(_RANK, sites, per_site, {"BAGUA_NET_STREAMS": "4"}) as processes:
         time.sleep(0.2)
         for site in sites:
             if flow is not None:
@@ -75,9 +86,8 @@ def compare(
         rows = []
         for size, repeat in sizes:
             for process in processes:
-                process.stdin.write(json.dumps({"bytes": size, "repeat": repeat, "rounds": rounds}) + "\n")
-                process.stdin.flush()
-            answers = [_hear(process) for process in processes]
+                tell(process, {"bytes": size, "repeat": repeat, "rounds": rounds})
+            answers = [hear(process) for process in processes]
             times = [answer["seconds"] for answer in answers]
             slowest = {key: [max(t[key][k] for t in times) for k in range(rounds)] for key in times[0]}
             row: dict[str, Any] = {

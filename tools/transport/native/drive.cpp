@@ -139,8 +139,8 @@ EXPORT void harness_stream(void* h, void* comm, int sending, const Plan* plan, O
             if (!done) continue;
             s.request = nullptr;
             moved = true;
-            if (size_t(size) != s.size) out->result = -2;
-            if (plan->check && !sending && !agrees(*plan, k, s)) out->result = -3;
+            if (out->result == 0 && size_t(size) != s.size) out->result = -2;  // a failed one of a group is done, too
+            if (plan->check && !sending && out->result == 0 && !agrees(*plan, k, s)) out->result = -3;
             meter.done(s.size, s.since);
         }
         while (finished < posted && !slots[finished % slots.size()].request) ++finished;

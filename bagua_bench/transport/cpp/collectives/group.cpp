@@ -118,6 +118,8 @@ EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) 
     for (size_t i = 0; i < all.size(); ++i)
         std::memcpy(&all[i], static_cast<const char*>(handles) + 128 * i, sizeof(Handle));
     g.settings.connect_timeout = timeout_ns;
+    if (!g.settings.timeout_given) g.settings.timeout = timeout_ns;
+    g.listener->set_timeouts(g.settings.connect_timeout, g.settings.timeout);
     const Status status = join(g, all, now_ns() + timeout_ns);
     if (status) g.messages = std::make_unique<Messages>(g.point_to_point);
     return finish(g, status);

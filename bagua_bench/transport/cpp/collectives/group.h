@@ -18,7 +18,8 @@ struct Piece {
 
 // Listens; `handle` receives 128 bytes for all other ranks. Null on error, text in `error`.
 void* bagua_net_open(int rank, int size, void* handle, char* error, size_t room);
-// `handles` holds 128 bytes of every rank. Blocks until all are connected.
+// `handles` holds 128 bytes of every rank. Blocks until all are connected. Outages may last for the time-out, too,
+// unless BAGUA_NET_TIMEOUT says how long.
 int bagua_net_join(void* group, const void* handles, int64_t timeout_ns);
 void bagua_net_close(void* group);
 // Makes everything that is pending in the group fail; from any thread.

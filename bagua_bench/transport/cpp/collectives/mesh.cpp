@@ -70,6 +70,12 @@ void Mesh::fail(const std::string& text) {
         if (c) c->fail(Code::remote, text);
 }
 
+int64_t Mesh::grace() const {
+    const int64_t now = now_ns();
+    const auto waits = [&](const auto& c) { return c && c->cut_off(now); };
+    return std::any_of(peers_.begin(), peers_.end(), waits) ? Tuning::kGraceNs : 0;
+}
+
 void Mesh::begin(int64_t patience) {
     patience_ = patience;
     moved_ = true;
@@ -79,7 +85,8 @@ Status Mesh::idle() {
     const int64_t now = now_ns();
     if (moved_) until_ = now + patience_;
     moved_ = false;
-    const int64_t left = until_ - now;
+    int64_t left = until_ - now;
+    if (left <= 0) left += grace();
     Status s = status();
     if (s && aborted_) s = {Code::system, "aborted"};
     if (s && left <= 0)

@@ -38,6 +38,8 @@ class Mesh {
     // The first failure of a connection.
     Status status() const;
     void fail(const std::string& text);
+    // How much longer than its time-out an operation may take (ns): an outage that ends just before it is survived.
+    int64_t grace() const;
     // Make the user of the mesh give up; may be called from any thread.
     void abort() { aborted_ = true; }
 

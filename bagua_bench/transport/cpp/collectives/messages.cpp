@@ -64,6 +64,7 @@ bool Messages::wait(uint64_t operation, int64_t nanoseconds) {
         else if (!moved)
             sleep(guard, left);
         left = deadline - now_ns();
+        if (left <= 0) left += mesh_.grace();
     }
     touched_ = true;
     if (open_ > 0 && !driven_) ended_.notify_all();  // it is somebody else's turn to drive

@@ -1,6 +1,5 @@
 #include "connection.h"
 
-#include <linux/tcp.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -26,7 +25,7 @@ Connection::Connection(const Settings& settings, std::vector<Socket> sockets, co
     : name(caller),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       trunk_{settings, peer_text(sockets[0].fd()), {}, {}, [this] { hang_up(); }},
-      pulse_(watch_pulse(pop(sockets), settings.timeout)),
+      pulse_(watch_pulse(sockets, settings.timeout)),
       sender_(trunk_, this),
       receipts_(trunk_, sender_, pop(sockets)),
       receiver_(trunk_, receipts_, this) {
@@ -109,29 +108,28 @@ bool Connection::collect_events(int64_t nanoseconds) {
 
 // See to what no event reports: a process that stopped, a path that swallows what is sent on it, a full receive queue.
 void Connection::check_life(int64_t now) {
-    if (pulse_->lost)
-        return fail(Code::remote, "peer " + trunk_.peer + " gave no sign of life for " +
-                                      std::to_string(trunk_.settings.timeout / kMillisecond) +
-                                      " ms: stopped or cut off");
+    if (const int lost = pulse_->lost; lost != Pulse::kNothing) return give_up(size_t(lost));
     // A parked stream holds later messages only: it cannot bring what is pending.
     const auto over = [](const auto& s) { return s->ended || (s->closed && s->parked); };
     if (pending() && receipts_.over() && std::all_of(trunk_.streams.begin(), trunk_.streams.end(), over))
         return fail(Code::remote, "peer " + trunk_.peer + " closed the connection");
     if (now - checked_ < Tuning::kLifeCheckIntervalNs) return;
     checked_ = now;
-    check_paths();
+    for (auto& s : trunk_.streams) s->readable |= s->awaited > 1;  // some kernels run out of memory below the mark
 }
 
-void Connection::check_paths() {
-    for (auto& s : trunk_.streams) {
-        s->readable |= s->awaited > 1;  // some kernels run out of memory below the mark without a word
-        tcp_info info{};
-        socklen_t size = sizeof info;
-        if (getsockopt(s->socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
-        const int64_t limit = trunk_.settings.timeout - 2 * Tuning::kLifeCheckIntervalNs;
-        const bool silent = int64_t(info.tcpi_last_ack_recv) * kMillisecond > limit;
-        if (info.tcpi_unacked > 0 && info.tcpi_retransmits > 0 && silent) return trunk_.fail(*s, ETIMEDOUT);
-    }
+// `lost` is a stream's index, the number of streams for the receipts, and more than that for the peer as a whole.
+void Connection::give_up(size_t lost) {
+    const size_t count = trunk_.streams.size();
+    const std::string longer =
+        " for longer than the time-out of " + std::to_string(trunk_.settings.timeout / kMillisecond) + " ms";
+    if (lost < count)
+        fail(Code::remote,
+             "stream " + std::to_string(lost) + " to " + trunk_.streams[lost]->where + ": no answer" + longer);
+    else if (lost == count)
+        fail(Code::remote, "receipts to " + trunk_.peer + ": no answer" + longer);
+    else
+        fail(Code::remote, "peer " + trunk_.peer + " gave no sign of life" + longer + ": stopped or cut off");
 }
 
 // Pages that were lent may be overwritten from now on: the kernel must not go on sending them.

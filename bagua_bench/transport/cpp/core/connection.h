@@ -16,6 +16,7 @@
 #include "receiver.h"
 #include "sender.h"
 #include "trunk.h"
+#include "tuning.h"
 
 namespace bagua {
 
@@ -49,6 +50,8 @@ class Connection {
     void fail(Code code, const std::string& text) { trunk_.fail(code, text); }
     const std::vector<std::unique_ptr<Stream>>& streams() const { return trunk_.streams; }
     const std::string& peer() const { return trunk_.peer; }
+    // Whether the peer is cut off, or was until so short a time ago that data may not move again yet.
+    bool cut_off(int64_t now) const { return now - pulse_->cut_off < Tuning::kGraceNs; }
     bool pending() const { return sender_.pending() + receiver_.pending() > 0; }
     void* owner = nullptr;  // for the user
     const uint64_t name;  // given by the connecting side
@@ -57,7 +60,7 @@ class Connection {
     void watch(int fd, Stream* stream);
     bool pump();
     void check_life(int64_t now);
-    void check_paths();
+    void give_up(size_t lost);
     void hang_up();
 
     int epoll_ = -1;
@@ -67,7 +70,7 @@ class Connection {
     Receipts receipts_;
     Receiver receiver_;
     unsigned moves_ = 0;  // calls of progress() that moved something
-    int64_t asked_ = 0, checked_ = 0;  // when the kernel was asked for events, and the paths were looked at (ns)
+    int64_t asked_ = 0, checked_ = 0;  // when the kernel was asked for events, and streams were looked at (ns)
 };
 
 }  // namespace bagua

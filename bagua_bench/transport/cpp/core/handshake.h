@@ -28,6 +28,11 @@ class Listener {
     const Handle& handle() const { return handle_; }
     // Moves all handshakes forward; a connection once all its streams have arrived, null otherwise.
     std::unique_ptr<Connection> accept();
+    // How long its callers may take from now on, and an outage of their connections last (ns).
+    void set_timeouts(int64_t connecting, int64_t outage) {
+        settings_.connect_timeout = connecting;
+        settings_.timeout = outage;
+    }
     uint64_t refused() const { return refused_; }
 
   private:

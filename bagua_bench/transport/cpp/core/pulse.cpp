@@ -1,17 +1,21 @@
 #include "pulse.h"
 
+#include <linux/tcp.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
-#include <vector>
+
+#include "tuning.h"
 
 namespace bagua {
 
 namespace {
 
-constexpr int64_t kTick = kSecond, kMinTick = 10 * kMillisecond;
-constexpr int kTicks = 8;  // per time-out
+// An outage must be seen before TCP's attempts are more than a second apart, which they are after 1.4 s.
+constexpr int64_t kTick = kSecond / 2, kMinTick = 10 * kMillisecond;
+constexpr int kTicks = 16;  // per time-out
 
 int64_t tick_of(int64_t timeout) { return std::clamp(timeout / kTicks, kMinTick, kTick); }
 
@@ -31,6 +35,7 @@ class Watcher {
         {
             const std::lock_guard<std::mutex> guard(mutex_);
             pulses_.erase(std::remove(pulses_.begin(), pulses_.end(), pulse), pulses_.end());
+            shut(pulse->socket.fd());
             pulse->socket.reset();
             if (pulses_.empty()) last = std::move(thread_);
         }
@@ -46,7 +51,7 @@ class Watcher {
             const int64_t now = now_ns();
             int64_t tick = kTick;
             for (auto& p : pulses_) tick = std::min(tick, tick_of(p->timeout));
-            const bool overslept = now - last > 3 * tick;  // this process itself was stopped or starved
+            const bool overslept = now - last > tick + kSecond;  // this process itself was stopped or starved
             for (auto& p : pulses_) beat(*p, now, overslept);
             last = now;
             changed_.wait_for(guard, std::chrono::nanoseconds(tick));
@@ -57,8 +62,31 @@ class Watcher {
         char bytes[256] = {};
         send(p.socket.fd(), bytes, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
         const bool heard = recv(p.socket.fd(), bytes, sizeof bytes, MSG_DONTWAIT) > 0;
+        const int64_t limit = p.timeout + Tuning::kRetryNs + tick_of(p.timeout);
+        tcp_info info{};
         if (heard || overslept) p.heard = now;
-        if (now - p.heard > p.timeout - 2 * tick_of(p.timeout)) p.lost = true;
+        if (now - p.heard > limit) p.lost = int(p.paths.size());
+        if (ask(p.socket.fd(), &info) && info.tcpi_retransmits > 0) p.cut_off = now;
+        for (size_t i = 0; i < p.paths.size(); ++i) {
+            Pulse::Path& path = p.paths[i];
+            if (!ask(path.fd, &info)) continue;
+            const bool vain = info.tcpi_unacked > 0 && info.tcpi_retransmits > 0;
+            if (vain) p.cut_off = path.vain = now;
+            const bool often = path.vain > 0 && now - path.vain < Tuning::kConvalescenceNs;
+            if (often != path.often) retry_often(path.fd, path.often = often);
+            // Probes are keepalive's or those of a closed window. An answer since the last look may have been to
+            // others than those that are out now, hence the second condition.
+            const bool unanswered = vain || info.tcpi_probes > 0;
+            if (!unanswered || path.unanswered == 0 || overslept) path.unanswered = unanswered ? now : 0;
+            const int64_t silent = std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv) * kMillisecond;
+            const bool dead = unanswered && now - path.unanswered > limit && silent > limit;
+            if (dead && p.lost == Pulse::kNothing) p.lost = int(i);
+        }
+    }
+
+    static bool ask(int fd, tcp_info* info) {
+        socklen_t size = sizeof *info;
+        return getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &size) == 0;
     }
 
     std::mutex turn_;  // one start or end of the thread at a time
@@ -75,9 +103,13 @@ Watcher& watcher() {
 
 }  // namespace
 
-std::shared_ptr<Pulse> watch_pulse(Socket socket, int64_t timeout) {
+std::shared_ptr<Pulse> watch_pulse(std::vector<Socket>& sockets, int64_t timeout) {
     auto pulse = std::make_shared<Pulse>();
-    pulse->socket = std::move(socket);
+    pulse->socket = std::move(sockets.back());
+    sockets.pop_back();
+    for (auto& socket : sockets) pulse->paths.push_back({socket.fd()});
+    persist(pulse->socket.fd());
+    retry_often(pulse->socket.fd(), true);
     pulse->timeout = timeout;
     pulse->heard = now_ns();
     watcher().add(pulse);

@@ -42,6 +42,7 @@ Status read_settings(Settings* settings, std::vector<Interface>* interfaces) {
     settings->streams = int(streams);
     settings->chunk = uint32_t(chunk);
     settings->helpers = int(helpers);
+    settings->timeout_given = *variable("BAGUA_NET_TIMEOUT") != 0;
     settings->timeout = int64_t(timeout * double(kSecond));
     settings->connect_timeout = int64_t(connecting * double(kSecond));
     settings->crc = crc != 0;

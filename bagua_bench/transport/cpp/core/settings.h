@@ -13,7 +13,8 @@ namespace bagua {
 struct Settings {
     int streams = 4;
     uint32_t chunk = 1 << 20;  // bytes that one stream is given at a time, at most
-    int64_t timeout = 10 * kSecond;  // without a sign of life
+    int64_t timeout = 10 * kSecond;  // that an outage may last
+    bool timeout_given = false;  // by the user; a group has another default
     int64_t connect_timeout = 60 * kSecond;
     bool crc = false;
     bool zero_copy = true;  // large messages over short paths

@@ -14,12 +14,18 @@
 #include <sstream>
 #include <system_error>
 
+#include "tuning.h"
+
 namespace bagua {
 
 namespace {
 
 constexpr int kBacklog = 1024;
 constexpr int kUnknownSpeed = 10000;  // what NCCL assumes, Mbit/s
+constexpr int kMostIdleSeconds = 60;  // firewalls forget connections that are idle for long
+constexpr int kNeverMs = 2 * 24 * 3600 * 1000;  // the kernel keeps the sockets of a killed process for as long
+constexpr int kTcpRtoMaxMs = 44;  // TCP_RTO_MAX_MS of linux/tcp.h, which most machines' headers lack
+constexpr int kUsualRetryMs = 120'000;  // the kernel's TCP_RTO_MAX
 
 void set(int fd, int level, int option, int value) { setsockopt(fd, level, option, &value, sizeof value); }
 
@@ -156,18 +162,28 @@ Status begin_connect(const Interface& from, const Address& to, Socket* out) {
 }
 
 void tune(int fd, int64_t timeout_ns) {
-    const int seconds = std::max(1, int(timeout_ns / kSecond));
-    const int interval = std::max(1, seconds / 5);
     set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set(fd, IPPROTO_TCP, TCP_KEEPIDLE, interval);
-    set(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval);
-    set(fd, IPPROTO_TCP, TCP_KEEPCNT, std::max(1, seconds / interval - 2));
+    set(fd, IPPROTO_TCP, TCP_KEEPIDLE, int(std::clamp<int64_t>(timeout_ns / kSecond / 5, 1, kMostIdleSeconds)));
+    set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+    persist(fd);
+}
+
+// With this option the number of attempts does not count any more, neither of retransmissions nor of keepalive's. It
+// also limits for how long the peer may close its window, which a peer that computes does: hence a value that is never
+// reached, and not the time-out.
+void persist(int fd) { set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kNeverMs); }
+
+void retry_often(int fd, bool often) {
+    set(fd, IPPROTO_TCP, kTcpRtoMaxMs, often ? int(Tuning::kRetryNs / kMillisecond) : kUsualRetryMs);
 }
 
 void save_acknowledgements(int fd) { set(fd, IPPROTO_TCP, TCP_QUICKACK, 0); }
 
-void shut(int fd) { shutdown(fd, SHUT_RDWR); }
+void shut(int fd) {
+    set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 0);  // what is queued need not wait for a peer that is gone
+    shutdown(fd, SHUT_RDWR);
+}
 
 void reset(int fd) {
     const sockaddr nobody{};  // AF_UNSPEC: tcp(7)

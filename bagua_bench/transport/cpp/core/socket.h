@@ -64,8 +64,16 @@ Status listen_on(const Interface& interface, Socket* out, Address* bound);
 // Begin to connect without blocking, from this interface if the families agree.
 Status begin_connect(const Interface& from, const Address& to, Socket* out);
 
-// Have small messages sent without delay, and a dead path of an idle stream reported within `timeout_ns`.
+// Have small messages sent without delay, and an idle path probed several times per `timeout_ns`.
 void tune(int fd, int64_t timeout_ns);
+
+// Have the kernel try to reach the peer until shut(): how long an outage may last is for the connection to decide.
+void persist(int fd);
+
+// While the peer is cut off, the kernel doubles the time to its next attempt, so that after an outage the data would
+// wait as long as that lasted. Have it try at least every Tuning::kRetryNs, or be as patient as usual. Linux can do so
+// since 6.15; older ones stay as they are.
+void retry_often(int fd, bool often);
 
 // Have acknowledgements of small messages wait for data that goes back, or for one another: each one sent alone takes
 // time on both sides, and the next message waits for it. The kernel forgets this when its timer for delayed

@@ -60,6 +60,13 @@ struct Tuning {
     static constexpr unsigned kMovesPerEventCheck = 8;  // calls of progress() that moved something
     static constexpr int64_t kEventCheckIntervalNs = 10 * kMicrosecond;  // for a caller that spins
     static constexpr int64_t kLifeCheckIntervalNs = 250 * kMillisecond;  // between two looks for dead paths
+
+    // How an outage is told from the end of a path: socket.cpp, pulse.cpp.
+    static constexpr int64_t kRetryNs = kSecond;  // between TCP's attempts while the peer is cut off, at most
+    static constexpr int64_t kGraceNs = 5 * kSecond / 2;  // until data moves after an outage: two attempts, and some
+    // For so long afterwards TCP goes on to try often: it takes an answer that came late for a sign of a slow path, and
+    // would wait as long for the next one.
+    static constexpr int64_t kConvalescenceNs = 10 * kSecond;
 };
 
 }  // namespace bagua
