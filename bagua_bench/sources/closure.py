@@ -73,10 +73,11 @@ def _mentioned(path: Path, module: str) -> tuple[str, ...]:
 
 
 def _running(tree: ast.Module) -> Iterator[ast.AST]:
-    """All nodes except those of `main` and under `if __name__ == "__main__"`: commands compute no numbers."""
+    """All nodes but those of `main` and below `if __name__ == "__main__"`, which compute no numbers, and for types."""
     for part in tree.body:
         is_main = isinstance(part, ast.FunctionDef) and part.name == "main"
-        if not is_main and not (isinstance(part, ast.If) and "__main__" in ast.unparse(part.test)):
+        test = ast.unparse(part.test) if isinstance(part, ast.If) else ""
+        if not is_main and "__main__" not in test and test != "TYPE_CHECKING":
             yield from ast.walk(part)
 
 

@@ -153,8 +153,8 @@ def goes_on(comm: TorchComm, port: int, algorithm: type[Algorithm], options: dic
                             if dies and engine.steps == 5:
                                 time.sleep(0.5)  # for the signs of life
                                 os._exit(1)
-                        company.comm.barrier()
-                        members.finish()
+                        engine.settle()
+                    members.finish()
             except (Changed, CommError) as error:
                 course.failed(error)
         return begins, seen, float((model.weight - 1).norm())
