@@ -244,6 +244,7 @@ def _errors(call: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        raise CommError(f"{call} failed: {reason}") from error
+        # The traceback would keep the group alive, and with it connections that others wait on.
+        raise CommError(f"{call} failed: {reason}") from error.with_traceback(None)
     finally:
         del guard

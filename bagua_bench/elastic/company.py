@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ class Company:
     def __enter__(self) -> Company:
         return self
 
-    def __exit__(self, failure: object, *details: object) -> None:
+    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
+        _let_go(failure)
         try:
             if failure is None:
                 self.comm.close()
@@ -75,3 +77,10 @@ class Company:
         total = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True).contiguous()
         self.comm.all_reduce(total.mul_(float(trained)).div_(number), Op.SUM)
         tensor.copy_(total)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drop what the calls that failed have worked with: groups among it, whose connections others wait on."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -26,7 +26,7 @@ from tests.ranks import outcomes, run
 
 BACKENDS = ["gloo", "bagua_net"]
 QUICK = {"beat": 0.1, "patience": 2.0}
-LIMIT = 60.0  # seconds of time-out: what fails because a rank has gone fails long before
+LIMIT = 120.0  # seconds of time-out: what fails because a rank has gone fails long before
 
 
 @pytest.fixture
@@ -171,7 +171,9 @@ def goes_on(comm: TorchComm, port: int, algorithm: type[Algorithm], options: dic
     ids=["decentralized", "low precision", "async", "async warming up"],
 )
 def test_ranks_that_are_left_train_on(port: int, algorithm: type[Algorithm], options: dict[str, Any]) -> None:
-    results = outcomes("gloo", 3, goes_on, port, algorithm, options, timeout=60.0)
+    begun = time.monotonic()
+    results = outcomes("gloo", 3, goes_on, port, algorithm, options, timeout=150.0)
+    assert time.monotonic() - begun < LIMIT / 2, "nobody waits for a time-out"
     left = [one for one in results if not isinstance(one, BaseException)]
     assert len(left) == 2, results
     assert left[0][0] == left[1][0], "they agree on where they begin"
