@@ -29,7 +29,7 @@ def python(folder: Path, *arguments: str, env: Env = None, cold: bool = False) -
         return warm.run(folder, *arguments, env=env)
     command = [sys.executable, *arguments]
     environment = {**os.environ, **(env or {})}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
 
 
 def bench(folder: Path, *arguments: str, env: Env = None, cold: bool = False) -> subprocess.CompletedProcess[str]:
