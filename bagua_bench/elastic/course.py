@@ -9,14 +9,14 @@ import torch.distributed as dist
 from bagua_bench.elastic.members import Meeting, Members
 from tasks.base import Position
 
-_LEAST = 3  # companies in a row that end with an error before a step: the next one would, too
+_FRUITLESS = 3  # companies in a row that end with an error before a step: the next one would, too
 
 
 class Course:
     """Steps and data of a member, which its companies agree on.
 
-    total, batch: samples of an epoch, and of a rank's batch. extra: what goes with the steps, such as
-    their losses; in a new company all have that of the rank with the most steps.
+    total, batch: samples of an epoch, and of a rank's batch. extra: what goes with the steps, such as their
+    losses; in a new company all have that of the rank with the most steps.
     """
 
     def __init__(self, members: Members, total: int, batch: int, extra: Any = None) -> None:
@@ -59,7 +59,7 @@ class Course:
     def failed(self, error: BaseException) -> None:
         """A company has ended with an error. Raises it if that is so for the third time without a step."""
         self._failures += 1
-        if self._failures >= _LEAST:
+        if self._failures >= _FRUITLESS:
             raise error
 
     def _tell(self) -> None:
