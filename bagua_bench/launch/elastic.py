@@ -27,6 +27,7 @@ from bagua_bench.results.result import Result
 _POLL = 0.1  # seconds
 _GRACE = 5.0  # seconds that agents have to end after the last step
 _LAST_CALL = 10  # seconds for which agents wait for more of them; on a busy machine they come unequally late
+_FIRST_CALL = 30.0  # seconds for which ranks wait with the first step of all until nobody is missing
 _BEAT, _BEATS = 2, 4  # seconds between signs of life of an agent, and how many may be missing
 _KEEPER = 60.0  # seconds in which the store must be there
 _JOIN = 60.0  # seconds, beyond the run's time-out, for which agents wait until they are enough
@@ -57,6 +58,7 @@ class _Run:
         self.agents: dict[int, servers.Agent] = {}
         self.keeper: servers.Agent | None = None
         self._port = self._begun = 0
+        self._together: float | None = None
         self._away: set[int] = set()
         self._again = [asked.restarts] * len(hosts)
         self._diary, self._seen, self._life = Diary(), 0, time.time()
@@ -126,8 +128,7 @@ class _Run:
         result = self._folder / "result-0.json"
         while not result.exists():
             time.sleep(_POLL)
-            if gate.ready(self._folder) >= len(self._hosts):  # otherwise the first ones would begin without the last
-                gate.open_up(self._folder)
+            self._open_gates()
             self._events(watch)
             self._keep_plan()
             self._keep_alive()
@@ -143,6 +144,15 @@ class _Run:
         while any(agent.poll() is None for agent in self.agents.values()) and time.monotonic() < deadline:
             time.sleep(_POLL)
         return replace(found, elastic=told)
+
+    def _open_gates(self) -> None:
+        """Let servers begin together: agents once all are there, and ranks that are too few once there is a reason."""
+        if self._together is None and gate.ready(self._folder) >= len(self._hosts):
+            gate.open_up(self._folder)
+            self._together = time.monotonic()
+        late = self._together is not None and time.monotonic() > self._together + _FIRST_CALL
+        if late or self._diary.step or self._away or any(agent.poll() is not None for agent in self.agents.values()):
+            gate.open_to_few(self._folder)
 
     def _events(self, watch: Watch) -> None:
         lines, self._seen = collected(self._folder / "progress-0.jsonl", self._seen)

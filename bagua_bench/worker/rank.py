@@ -35,7 +35,7 @@ from bagua_bench.engine.schedule import perform
 from bagua_bench.engine.trainer import Trainer
 from bagua_bench.layers.batch_norm import synchronize_batch_norms
 from bagua_bench.machine import loads
-from bagua_bench.processes import mailbox
+from bagua_bench.processes import gate, mailbox
 from bagua_bench.processes.lifetime import die_with_parent
 from bagua_bench.results.result import NOT_CHECKED, RankResult, Result, Sending, with_traffic
 from bagua_bench.transport import environment
@@ -268,7 +268,10 @@ def main() -> None:
 
         if cell.run.elastic is not None and cell.run.elastic.regroup:
             train_among_those_left(cell, Progress(watch), keep)
-        elif (result := train(cell, Progress(watch))) is not None:
+            continue
+        if int(os.environ["WORLD_SIZE"]) < cell.cluster.ranks:  # a server is late, or lost
+            gate.pass_as_few(folder)
+        if (result := train(cell, Progress(watch))) is not None:
             keep(result)
 
 
