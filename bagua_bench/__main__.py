@@ -40,7 +40,7 @@ from bagua_bench.configuration.cell import Cell, Job
 from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.configuration.network_shape import is_shaped
 from bagua_bench.configuration.resolve import ConfigError, has_cuda, refuse_unknown, register, resolve
-from bagua_bench.configuration.validate import validate
+from bagua_bench.configuration.validate import absent, validate
 from bagua_bench.network import machine
 from bagua_bench.results import records
 
@@ -62,7 +62,10 @@ class App:
     def _jobs(self, composed: DictConfig) -> tuple[list[Job], str]:
         choices = HydraConfig.get().runtime.choices
         if composed.campaign is None:
-            return [Job(_checked(resolve(composed, choices)), 0)], records.ADHOC
+            cell = _checked(resolve(composed, choices))
+            if (reason := absent(cell)) is not None:  # a campaign skips it
+                raise ConfigError(reason)
+            return [Job(cell, 0)], records.ADHOC
         refuse_unknown(composed)
         self.dry_run = composed.campaign.dry_run
         overrides = list(HydraConfig.get().overrides.task)

@@ -30,6 +30,7 @@ VERBS = {
         "bagua_bench.overhead", "an algorithm's time and memory beside DDP's, no network between: overhead time"
     ),
     "loading": Verb("bagua_bench.loading", "how even the ranks' work is, and what a cache saves: loading balance"),
+    "peers": Verb("bagua_bench.peers", "install a peer that the suite does not bring: peers build horovod"),
     "transport": Verb("bagua_bench.transport", "settings of Bagua-Net for NCCL, and its check on GPUs"),
     "check-gpu": Verb("bagua_bench", "check and measure the suite on this machine's GPU", "check-gpu"),
 }

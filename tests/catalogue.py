@@ -38,8 +38,13 @@ def options(group: str) -> list[str]:
 
 
 def runnable() -> list[str]:
-    """Algorithms and peers that can be run rather than only simulated."""
-    return [name for name in options("algo") if "measure" in declared(name).modes]
+    """Algorithms and peers that can be run here rather than only simulated."""
+    return [name for name in options("algo") if "measure" in declared(name).modes and absent(name) is None]
+
+
+def absent(name: str) -> str | None:
+    """What is not installed here and is needed to run an algorithm."""
+    return facts.absent(resolved(f"algo={name}", "mode=simulate").algo)
 
 
 def simulable() -> list[str]:

@@ -70,6 +70,7 @@ def leftovers() -> dict[str, list[str]]:
             for line in (" ".join(p).strip() for p in processes if p[0] == sys.executable and modules & set(p))
             if not is_of_others(line)
         ),
+        "hosts files": ours(path.name for path in Path("/etc/netns").glob("*")),
         "folders": ours(path.name for path in Path(tempfile.gettempdir()).glob("*-*-*-*-*")),
     }
 

@@ -59,7 +59,7 @@ def hurt(parent: subprocess.Popen[bytes], rng: random.Random) -> str:
 
 def main() -> int:
     """Kill as often as asked; 0 if every run survived, or if this machine cannot build networks."""
-    options = asked("tools.elastic_kills", __doc__)
+    options = asked("tools.elastic_kills", __doc__).parse_args()
     if reason := why_not("auto"):
         print(f"skipped: {reason}")
         return 0

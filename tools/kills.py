@@ -25,7 +25,7 @@ from bagua_bench.processes import owner
 from tests.emulated import leftovers, why_not
 from tests.integration.cli import bench, recorded, start
 
-CAMPAIGN = ["campaign=quick", "algo=bytegrad", "task=quadratic", "run.steps=40", "run.warmup=1", "run.evaluate=false",
+CAMPAIGN = ["campaign=quick", "task=quadratic", "run.steps=40", "run.warmup=1", "run.evaluate=false",
             "run.timeout=10s", "network.bandwidth=100mbit", "network.latency=1ms"]  # fmt: skip
 LATEST = 22.0  # seconds after the start: by then a run is over, and the next one on its way
 PATIENCE = 60.0  # seconds for a run to end
@@ -33,10 +33,10 @@ VICTIMS = {"parent": "", "agent": "bagua_bench.launch.agent", "rank": "bagua_ben
 SIGNALS = (signal.SIGKILL, signal.SIGINT)
 
 
-def kill_one(folder: Path, rng: random.Random) -> str:
+def kill_one(folder: Path, rng: random.Random, algo: str = "bytegrad") -> str:
     """Start the campaign, kill a part of it at a random moment, wait for the end; what was done as text."""
     known = len(lines(folder))
-    parent = start(folder, *CAMPAIGN, "campaign.rounds=1000")
+    parent = start(folder, *CAMPAIGN, f"algo={algo}", "campaign.rounds=1000")
     kind, by, began = rng.choice(list(VICTIMS)), rng.choice(SIGNALS), time.monotonic()
     if kind == "parent":
         time.sleep(rng.uniform(0, LATEST))
@@ -112,26 +112,28 @@ def problems(folder: Path, before: dict[str, list[str]]) -> list[str]:
     return found
 
 
-def resume(folder: Path) -> list[str]:
+def resume(folder: Path, algo: str = "bytegrad") -> list[str]:
     """Have the campaign finish one more round than are done; problems of its records then."""
     rounds = 1 + len({r["round"] for r in recorded(folder, "quick") if r["status"] == "done"})
-    done = bench(folder, *CAMPAIGN, f"campaign.rounds={rounds}")
+    done = bench(folder, *CAMPAIGN, f"algo={algo}", f"campaign.rounds={rounds}")
     counted = Counter(r["round"] for r in recorded(folder, "quick") if r["status"] == "done")
     expected = Counter(range(rounds))
     return [] if done.returncode == 0 and counted == expected else [f"resume: {done.stderr}; rounds done: {counted}"]
 
 
-def asked(module: str, description: str | None) -> argparse.Namespace:
-    """The arguments NUMBER and SEED of a killer."""
+def asked(module: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser of the arguments NUMBER and SEED of a killer."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("number", type=int, nargs="?", default=50, help="kills (default %(default)s)")
     parser.add_argument("seed", type=int, nargs="?", default=0, help="of the choices (default %(default)s)")
-    return parser.parse_args()
+    return parser
 
 
 def main() -> int:
     """Kill as often as asked; 0 if nothing was left at any time, or if this machine cannot build networks."""
-    options = asked("tools.kills", __doc__)
+    parser = asked("tools.kills", __doc__)
+    parser.add_argument("--algo", default="bytegrad", help="whose runs are killed (default %(default)s)")
+    options = parser.parse_args()
     if reason := why_not("auto"):
         print(f"skipped: {reason}")
         return 0
@@ -140,13 +142,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder, before = Path(name), leftovers()
         for count in range(options.number):
-            what = kill_one(folder, rng)
+            what = kill_one(folder, rng, options.algo)
             found = problems(folder, before)
             seen[what.partition(",")[0]] += 1
             wrong += bool(found)
             print(f"{count + 1}/{options.number} {what}: {'; '.join(found) or 'nothing left'}", flush=True)
         statuses = Counter(f"{r['status']}: {r['reason']}" for r in recorded(folder, "quick"))
-        left = resume(folder)
+        left = resume(folder, options.algo)
         print(f"{dict(seen)}; records: {dict(statuses)}; {left or 'resumed and finished'}")
     return 1 if wrong or left else 0
 

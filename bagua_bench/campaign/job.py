@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bagua_bench.campaign.stage import Stage
 from bagua_bench.configuration.cell import Job
+from bagua_bench.configuration.validate import absent
 from bagua_bench.launch.failures import RunFailed
 from bagua_bench.launch.local import Watch
 from bagua_bench.results import records
@@ -27,7 +29,8 @@ class Ended(NamedTuple):
 def run_job(job: Job, campaign: str, stage: Stage, watch: Watch) -> Ended:
     """Run a job and append its record.
 
-    A failed run is recorded and returned; an interrupted one is recorded and raises KeyboardInterrupt.
+    A job whose algorithm is not installed is skipped. A failed run is recorded and returned; an interrupted one is
+    recorded and raises KeyboardInterrupt.
     """
     began = datetime.now(timezone.utc)
     path = records.file_of(job.cell.run.results, campaign)
@@ -38,6 +41,8 @@ def run_job(job: Job, campaign: str, stage: Stage, watch: Watch) -> Ended:
         record["network"]["measured"] = measured or None
         return Ended(record, path, records.keep(path, record))
 
+    if missing := absent(job.cell):
+        return keep(partial(records.skip, reason=missing))
     try:
         result = stage.run(job.cell, watch, measured)
     except RunFailed as failure:

@@ -35,7 +35,7 @@ def run_jobs(jobs: Sequence[Job], campaign: str, resume: bool) -> list[str]:
                 outcome.show(record, None if lost else where)
             if lost:
                 raise lost
-            if record["status"] != "done":
+            if record["status"] not in ("done", "skipped"):
                 failures.append(f"{job.cell.label}: {record['reason']}")
     if len(jobs) > 1:
         outcome.show_end(len(jobs) - len(todo), records.file_of(jobs[0].cell.run.results, campaign))

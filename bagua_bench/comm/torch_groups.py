@@ -53,7 +53,8 @@ class TorchComm(CountedComm):
     ) -> None:
         super().__init__(group.rank(), group.size(), intra, inter)
         self.group = group
-        self._timeout = timeout
+        self.timeout = timeout
+        """Seconds."""
         self._backend = dist.get_backend(group)
         self._is_gloo = self._backend == "gloo"
         self._variables: Mapping[str, str] = {}  # of the environment, which the transport reads when it connects
@@ -92,6 +93,10 @@ class TorchComm(CountedComm):
             raise RuntimeError("torch.distributed is not initialised: call torch.distributed.init_process_group first")
         return cls.create(dist.get_backend(), _timeout(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
+    def another(self) -> TorchComm:
+        """A new communicator among the same ranks, which ends with whoever asked for it; collective."""
+        return self._subgroup(tuple(range(self.size)))
+
     def streams(self) -> dict[str, list[dict[str, float]]] | None:
         """The transport's counts per stream to each rank so far; None if it does not count."""
         if not hasattr(self.group, "report"):
@@ -126,23 +131,23 @@ class TorchComm(CountedComm):
         self.close()
 
     def barrier(self) -> None:
-        with _errors("barrier"):
+        with errors("barrier"):
             dist.barrier(self.group)
 
     def _all_reduce(self, x: Tensor, op: Op) -> None:
-        with _errors("all_reduce"):
+        with errors("all_reduce"):
             dist.all_reduce(x, _OPS[op], self.group)
 
     def _reduce(self, x: Tensor, dst: int, op: Op) -> None:
-        with _errors("reduce"):
+        with errors("reduce"):
             dist.reduce(x, op=_OPS[op], group=self.group, group_dst=dst)
 
     def _broadcast(self, x: Tensor, src: int) -> None:
-        with _errors("broadcast"):
+        with errors("broadcast"):
             dist.broadcast(x, group=self.group, group_src=src)
 
     def _all_to_all(self, x: Tensor, out: Tensor) -> None:
-        with _errors("all_to_all"):
+        with errors("all_to_all"):
             if self._is_gloo:
                 out[self.rank].copy_(x[self.rank])
                 self._move([(peer, x[peer]) for peer in self._others()], [(peer, out[peer]) for peer in self._others()])
@@ -150,7 +155,7 @@ class TorchComm(CountedComm):
                 dist.all_to_all_single(out, x, group=self.group)
 
     def _all_gather(self, x: Tensor, out: Tensor) -> None:
-        with _errors("all_gather"):
+        with errors("all_gather"):
             if self._is_gloo:
                 out[self.rank].copy_(x)
                 self._move([(peer, x) for peer in self._others()], [(peer, out[peer]) for peer in self._others()])
@@ -159,12 +164,12 @@ class TorchComm(CountedComm):
 
     def _reduce_scatter(self, x: Tensor, op: Op) -> Tensor:
         out = torch.empty_like(x[0])
-        with _errors("reduce_scatter"):
+        with errors("reduce_scatter"):
             _reduce_scatter(out[None], x, _OPS[op], group=self.group)
         return out
 
     def _send_receive(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        with _errors("send_receive"):
+        with errors("send_receive"):
             self._move(sends, receives)
 
     def _subgroup(self, ranks: tuple[int, ...]) -> TorchComm:
@@ -175,11 +180,11 @@ class TorchComm(CountedComm):
         with _own_names(), patch.dict(os.environ, variables):
             made = dist.new_group(
                 [everyone[rank] for rank in ranks],
-                timeout=timedelta(seconds=self._timeout),
+                timeout=timedelta(seconds=self.timeout),
                 backend=self._backend,
                 use_local_synchronization=True,
             )
-        comm = TorchComm(made, self._timeout)
+        comm = TorchComm(made, self.timeout)
         comm._variables = variables
         return comm
 
@@ -233,7 +238,7 @@ def _own_names() -> Iterator[None]:
 
 
 @contextmanager
-def _errors(call: str) -> Iterator[None]:
+def errors(call: str) -> Iterator[None]:
     """Say which call failed.
 
     No dispatch mode sees inside: an emulation's, which meters the algorithm's own arithmetic, would take as long as

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, ClassVar, TypeVar
 
 from bagua_bench.configuration import conf_folder
@@ -174,6 +175,15 @@ def task(task: TaskPart) -> TaskFacts:
 def equal_replicas(algo: AlgoPart) -> bool:
     """Whether all ranks have the same weights after every step: the algorithm's own `consensus` is 0."""
     return not attributes(algo.target).get("consensus")
+
+
+def absent(algo: AlgoPart) -> str | None:
+    """What is not installed here and is needed to run the algorithm, and how to install it; None if nothing."""
+    found = attributes(algo.target)
+    package = found.get("package")
+    if package is None or find_spec(package) is not None:
+        return None
+    return f"algo={algo.name}: needs {package}, which is not installed: {found['install']}"
 
 
 def _read(kind: type[Facts], name: str, about: Any) -> Facts:

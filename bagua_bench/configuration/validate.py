@@ -10,7 +10,7 @@ from bagua_bench import libraries
 from bagua_bench.configuration import data_settings, elastic_settings, facts, network_settings, physics
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.resolve import ConfigError, has_cuda
-from bagua_bench.sources.signature import arguments
+from bagua_bench.sources.signature import arguments, attributes
 
 _MAX_STREAMS = 64  # kMaxStreams of the transport
 _CHUNKS = 2**14, 2**26  # kMinChunkBytes and kMaxChunkBytes of the transport
@@ -37,6 +37,11 @@ def validate(cell: Cell) -> None:
     ):
         for message in rule(cell):
             raise ConfigError(message)
+
+
+def absent(cell: Cell) -> str | None:
+    """One line about what is not installed here and is needed to run the cell; None if nothing, or if simulated."""
+    return None if cell.mode == "simulate" else facts.absent(cell.algo)
 
 
 def _constructors(cell: Cell) -> Iterator[str]:
@@ -155,6 +160,11 @@ def _peers(cell: Cell) -> Iterator[str]:
     if not facts.algorithm(cell.algo).peer:
         return
     run = cell.run
+    if attributes(cell.algo.target).get("by_tag") and cell.mode != "simulate" and cell.transport.backend != "gloo":
+        yield (
+            f"transport={cell.transport.name}: algo={cell.algo.name} needs messages that are matched by their tags; "
+            "allowed: gloo"
+        )
     for key, value, meaningless in (
         ("overlap", run.overlap, (True,)),
         ("bucket_size", run.bucket_size, (None, 10 * 2**20)),  # Bagua's published default: a campaign may set it for
@@ -215,6 +225,10 @@ def _batch_norm(cell: Cell) -> Iterator[str]:
 def _modes(cell: Cell) -> Iterator[str]:
     if cell.mode != "measure" and not facts.task(cell.task).layers:
         yield f"mode={cell.mode}: task={cell.task.name} has no layers whose time could be modelled; allowed: measure"
+    for key, value in attributes(cell.algo.target).get("simulated_with", {}).items():
+        given = cell.algo.options.get(key, value)
+        if cell.mode == "simulate" and given != value:
+            yield f"algo.{key}={_text(given)}: mode=simulate does not know what it does; allowed: {_text(value)}"
 
 
 def _text(value: object) -> str:

@@ -39,6 +39,7 @@ def make_hosts(shape: Shape, commands: Commands) -> list[Host]:
     for number in range(len(shape.links)):
         host = Host(namespaces.name(f"s{number}"), f"{_NETWORK}.{number + 1}", INTERFACE)
         commands.run(f"ip netns add {host.namespace}")
+        namespaces.name_host(namespaces.name(f"s{number}"), host.address)
         commands.run(f"ip -n {host.namespace} link set lo up")
         for key, least in (("tcp_wmem", 16384), ("tcp_rmem", 131072)):
             value = f"4096 {min(least, window)} {window}"

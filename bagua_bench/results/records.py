@@ -63,6 +63,11 @@ def fail(record: Record, reason: str) -> Record:
     return {**record, "status": "failed", "reason": reason}
 
 
+def skip(record: Record, reason: str) -> Record:
+    """Status `skipped`: what it takes to run it is not here."""
+    return {**record, "status": "skipped", "reason": reason}
+
+
 def cell_of(record: Record) -> Cell:
     """The cell that was run. ValueError, one line, for an invalid configuration."""
     return Cell.from_json(record["config"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -18,10 +21,10 @@ from bagua_bench.engine.trainer import Trainer
 from bagua_bench.worker.build import make_trainer
 from bagua_bench.worker.snapshot import Snapshot
 from tasks.quadratic import Quadratic
-from tests.catalogue import declared, peers, resolved, short
+from tests.catalogue import absent, declared, options, peers, resolved, short
 from tests.contract.test_facts import Shaped, gradient, place, shaped
 from tests.linear import Linear
-from tests.ranks import run
+from tests.ranks import outcomes, run
 
 PEERS = peers()
 SIZE = 2**12  # elements whose traffic is looked at
@@ -67,10 +70,11 @@ def test_after_20_steps_weights_are_those_of_gradient_all_reduce(name: str, size
 
 @pytest.mark.parametrize("name", PEERS)
 def test_replicas_are_equal_or_not_as_their_consensus_says(name: str) -> None:
+    """After two steps in a row: those that average now and then are equal after one of them."""
     cell = cell_of(name)
-    warm_up, period = facts.algorithm(cell.algo).warm_up, facts.algorithm(cell.algo).period
-    first, second = run("gloo", 2, trained, cell, warm_up + 2 * period)
-    assert torch.equal(first, second) == facts.equal_replicas(cell.algo)
+    behind = facts.algorithm(cell.algo).warm_up + 2 * facts.algorithm(cell.algo).period
+    pairs = [run("gloo", 2, trained, cell, count) for count in (behind, behind + 1)]
+    assert all(torch.equal(first, second) for first, second in pairs) == facts.equal_replicas(cell.algo)
 
 
 def traffic(comm: CountedComm, cell: Cell, count: int) -> list[float]:
@@ -174,3 +178,28 @@ def test_who_does_not_need_shapes_does_not_see_them(name: str) -> None:
     matrix, vector = (run("gloo", 2, shaped, cell, shape) for shape in ((8, 8), (64,)))
     alike = all(torch.equal(a, b) for a, b in zip(matrix, vector, strict=True))
     assert alike != declared(name).needs_shapes
+
+
+@pytest.mark.parametrize("name", [name for name in options("algo") if declared(name).peer])
+def test_a_peer_that_is_not_installed_is_named(name: str) -> None:
+    if (reason := absent(name)) is not None:
+        pytest.skip(f"no test of it runs: {reason}")
+    assert name in PEERS or "measure" not in declared(name).modes
+
+
+def dies(comm: CountedComm, cell: Cell) -> None:
+    """Steps that rank 1 does not survive."""
+    with attached(comm, cell) as (task, trainer):
+        steps(task, trainer, comm, 10)
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        steps(task, trainer, comm, 10_000)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_killed_rank_ends_its_peers_within_the_time_out(name: str) -> None:
+    began = time.monotonic()
+    other, killed = outcomes("gloo", 2, dies, cell_of(name), timeout=20.0)
+    assert isinstance(killed, RuntimeError) and "ended without a result" in str(killed)
+    assert isinstance(other, RuntimeError)
+    assert time.monotonic() - began < 20 + 20

@@ -68,7 +68,7 @@ def test_optimizers_are_stepped_in_every_way_that_they_have(tmp_path: Path) -> N
         ("optimizer", ["--optimizers", "Muon"], "optimizer=Muon: it is not element-wise: it orthogonalizes"),
         ("optimizer", ["--scales", "huge"], "task.scale=huge: expected one of paper, cpu, tiny"),
         ("time", ["mode=emulate"], "overhead: 2 measured ranks over gloo; leave out mode, cluster, network, transport"),
-        ("time", ["--algos", "horovod"], "mode=measure: algo=horovod cannot be run in it; allowed: simulate"),
+        ("time", ["--algos", "byteps"], "mode=measure: algo=byteps cannot be run in it; allowed: simulate"),
         ("time", ["task.batch=0"], "task.batch=0: must be at least 1"),
     ],
 )

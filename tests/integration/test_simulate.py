@@ -77,8 +77,14 @@ def test_a_new_algorithm_is_simulated_as_it_is(tmp_path: Path) -> None:
     assert 2 < exposed[1] / exposed[0] < 3.1
 
 
-@pytest.mark.parametrize("algo", ["horovod", "byteps"])
-def test_a_schedule_is_not_run(tmp_path: Path, algo: str) -> None:
-    done = bench(tmp_path, f"algo={algo}")
+def test_a_schedule_is_not_run(tmp_path: Path) -> None:
+    done = bench(tmp_path, "algo=byteps")
     assert done.returncode == 2
     assert "allowed: simulate" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["compression=fp16", "autotune=true"])
+def test_what_a_schedule_does_not_know_is_not_simulated(tmp_path: Path, option: str) -> None:
+    done = bench(tmp_path, *PAPER, "algo=horovod", f"algo.{option}")
+    assert done.returncode == 2
+    assert f"algo.{option}: mode=simulate does not know what it does; allowed: " in done.stderr

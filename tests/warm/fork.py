@@ -35,7 +35,7 @@ _HOME = Path(__file__).resolve().parents[2]
 _FREE, _LAST = 1000, 2**20  # above all file descriptors in use; above all that there can be
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
-_MS_REC, _MS_SLAVE, _MNT_DETACH = 0x4000, 0x80000, 2
+_MS_BIND, _MS_REC, _MS_SLAVE, _MNT_DETACH = 0x1000, 0x4000, 0x80000, 2
 _OPTIONS = ("-u",)  # options of the interpreter that are supported
 
 
@@ -139,6 +139,8 @@ def _enter(namespace: str) -> None:
     _checked(_LIBC.mount(b"", b"/", b"none", _MS_REC | _MS_SLAVE, None))
     _checked(_LIBC.umount2(b"/sys", _MNT_DETACH))
     _checked(_LIBC.mount(namespace.encode(), b"/sys", b"sysfs", 0, None))
+    for file in Path("/etc/netns", namespace).glob("*"):
+        _checked(_LIBC.mount(bytes(file), f"/etc/{file.name}".encode(), b"none", _MS_BIND, None))
 
 
 def _checked(result: int) -> None:
