@@ -8,6 +8,7 @@ from typing import Any
 
 from bagua_bench.advise.proposals import proposed
 from bagua_bench.campaign.plan import Place, place
+from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import is_shaped
 from bagua_bench.launch import crew, joined
@@ -23,7 +24,7 @@ class Stage:
 
     Emulated cells in a row on the same network share it and its processes: building both takes longer than most of
     their runs. Where computing is real, every run has fresh processes, so that none finds the memory or the caches
-    that another left.
+    that another left; so do the runs behind one of a system that a process can run only once.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class Stage:
         except BaseException as error:
             self._end(error)
             raise
-        if cell.mode == "measure":
+        if cell.mode == "measure" or facts.once_per_process(cell.algo):
             self._end()
         return result
 

@@ -177,6 +177,11 @@ def equal_replicas(algo: AlgoPart) -> bool:
     return not attributes(algo.target).get("consensus")
 
 
+def once_per_process(algo: AlgoPart) -> bool:
+    """Whether processes that have run it can run it no second time."""
+    return bool(attributes(algo.target).get("once_per_process"))
+
+
 def absent(algo: AlgoPart) -> str | None:
     """What is not installed here and is needed to run the algorithm, and how to install it; None if nothing."""
     found = attributes(algo.target)

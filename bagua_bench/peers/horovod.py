@@ -29,6 +29,8 @@ class Horovod(Peer):
     """What must be installed to run it."""
     install = "bagua-bench peers build horovod"
     """How to install that."""
+    once_per_process = True
+    """Whether processes that have run it can run it no second time."""
     simulated_with: ClassVar = {"compression": "none", "autotune": False}
     """Values of options without which it cannot be simulated."""
 

@@ -19,6 +19,7 @@ from bagua_bench.comm import CommError, CountedComm, traffic
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.engine.trainer import Trainer
 
+_STARTED = "BAGUA_BENCH_HOROVOD_STARTED"  # of the environment: a fork of this process cannot start it either
 _COMPRESSIONS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 
 
@@ -83,7 +84,13 @@ class HorovodTrainer(Trainer):
 
 
 def _start(comm: CountedComm, settings: dict[str, str | None]) -> RendezvousServer | None:
-    """Start Horovod on all ranks, which meet at a server of rank 0's; collective. Returns that, on rank 0."""
+    """Start Horovod on all ranks, which meet at a server of rank 0's; collective. Returns that, on rank 0.
+
+    RuntimeError the second time in a process: Horovod 0.28.1 then crashes.
+    """
+    if _STARTED in os.environ:
+        raise RuntimeError("Horovod cannot be started a second time in a process")
+    os.environ[_STARTED] = "1"
     local = comm.intra.size if comm.intra else 1
     machine, number = divmod(comm.rank, local)
     port, server = torch.zeros(1, dtype=torch.int64), None
