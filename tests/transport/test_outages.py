@@ -63,12 +63,10 @@ def test_data_moves_again_before_the_outage_has_lasted_twice_as_long(ranks: Rank
 
 
 def test_a_longer_outage_is_an_error_that_names_the_time_out(ranks: Ranks) -> None:
-    """To whoever notices first; the other one may be told of a connection that was reset, once the link is back."""
     outage = outages.suffer(*ranks, 1, 4.0, "both")
     assert {"busy 0", "busy 1", "waiting 0"} <= set(outage.errors)
-    own = {name for name, error in outage.errors.items() if "time-out of 1000 ms" in error}
-    assert own & {"busy 0", "busy 1"}
-    assert all("reset by peer" in error for name, error in outage.errors.items() if name not in own)
+    for error in outage.errors.values():
+        assert "time-out of 1000 ms" in error
 
 
 @pytest.mark.parametrize("helpers", ["0", "1"])
