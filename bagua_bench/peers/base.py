@@ -23,3 +23,20 @@ class Peer(ABC):
     def program(self, layers: Layers, servers: int, per_server: int, steps: int) -> Program:
         """The schedule of `steps` steps, for the simulator. ValueError if the suite has none (`about.modes`)."""
         raise ValueError(f"{type(self).__name__}: has no schedule for mode=simulate")
+
+
+class PeerTrainer(Trainer):
+    """A peer's side of training, with what is the same for most: the step is the optimizer's, all bytes go among all
+    ranks, and nothing has to be forgotten when training starts over."""
+
+    _sent = 0.0
+    """Bytes that this rank has sent so far."""
+
+    def optimize(self) -> None:
+        self._advance()
+
+    def restart(self) -> None:
+        pass
+
+    def sent(self) -> dict[str, float]:
+        return {"flat": self._sent, "intra": 0.0, "inter": 0.0}

@@ -17,7 +17,7 @@ from bagua_bench.engine.trainer import Trainer
 from bagua_bench.machine.layers import Layers
 from bagua_bench.machine.program import Program
 from bagua_bench.peers import schedule
-from bagua_bench.peers.base import Peer
+from bagua_bench.peers.base import Peer, PeerTrainer
 
 MIB = 2**20
 
@@ -83,7 +83,7 @@ def bucketed(
     return replace(found, asynchronous=True)
 
 
-class DDPTrainer(Trainer):
+class DDPTrainer(PeerTrainer):
     """DDP waits for its communication inside the backward pass; the time of the last gradient tells the two apart."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, comm: TorchComm, options: dict[str, Any]) -> None:
@@ -92,7 +92,6 @@ class DDPTrainer(Trainer):
         self._hooks = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in self._trained]
         self.module = self._ddp = DistributedDataParallel(model, process_group=comm.group, **options)
         self._gradients = traffic.all_reduce(sum(p.nbytes for p in self._trained), comm.size)
-        self._sent = 0.0
 
     def _step_bytes(self) -> float:
         """Bytes that this rank sends in the backward pass of this step: DDP's collectives do not pass through `Comm`.
@@ -110,15 +109,6 @@ class DDPTrainer(Trainer):
     def synchronize(self) -> None:
         self._sent += self._step_bytes()
         self._unscale_own()  # gradients are the same on all ranks, and so are overflows
-
-    def optimize(self) -> None:
-        self._advance()
-
-    def restart(self) -> None:
-        pass
-
-    def sent(self) -> dict[str, float]:
-        return {"flat": self._sent, "intra": 0.0, "inter": 0.0}
 
     def close(self, failed: bool = False) -> None:
         for hook in self._hooks:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from bagua_bench.comm import CountedComm, traffic
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.engine.trainer import Trainer
-from bagua_bench.peers.base import Peer
+from bagua_bench.peers.base import Peer, PeerTrainer
 
 
 class FSDP2(Peer):
@@ -34,7 +34,7 @@ class FSDP2(Peer):
         return FSDPTrainer(model, optimizer, comm, self._reshard)
 
 
-class FSDPTrainer(Trainer):
+class FSDPTrainer(PeerTrainer):
     """The model stays the same object; its parameters are DTensors, whole ones while it is paused."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, comm: TorchComm, reshard: bool | None) -> None:
@@ -56,7 +56,6 @@ class FSDPTrainer(Trainer):
         reduce = traffic.all_reduce if dist.get_backend(comm.group) == "gloo" else traffic.reduce_scatter
         self._gathered = traffic.all_gather(total + again, comm.size)
         self._scattered = reduce(total * comm.size, comm.size)
-        self._sent = 0.0
         self._hook = model.register_forward_pre_hook(self._forward_begins)
 
     def _forward_begins(self, *_: object) -> None:
@@ -79,9 +78,6 @@ class FSDPTrainer(Trainer):
         self.scale.unscale([p.grad.to_local() for p in self.model.parameters() if isinstance(p.grad, DTensor)])
         dist.all_reduce(self.scale.overflow, dist.ReduceOp.MAX, self._comm.group)  # each rank has another part
 
-    def optimize(self) -> None:
-        self._advance()
-
     @contextmanager
     def paused(self) -> Iterator[None]:
         """The model's parameters are whole inside; changes of them are lost, those of its state dict stay."""
@@ -92,12 +88,6 @@ class FSDPTrainer(Trainer):
         finally:
             for shard in self._shards:
                 shard.reshard()
-
-    def restart(self) -> None:
-        pass
-
-    def sent(self) -> dict[str, float]:
-        return {"flat": self._sent, "intra": 0.0, "inter": 0.0}
 
     def close(self, failed: bool = False) -> None:
         self._hook.remove()

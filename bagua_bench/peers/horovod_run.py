@@ -15,19 +15,19 @@ from horovod.runner.http.http_server import RendezvousServer
 from torch import nn
 from torch.optim import Optimizer
 
-from bagua_bench.comm import CommError, CountedComm, traffic
+from bagua_bench.comm import CommError, traffic
 from bagua_bench.comm.torch_groups import TorchComm
-from bagua_bench.engine.trainer import Trainer
+from bagua_bench.peers.base import PeerTrainer
 
 _STARTED = "BAGUA_BENCH_HOROVOD_STARTED"  # of the environment: a fork of this process cannot start it either
 _COMPRESSIONS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 
 
-class HorovodTrainer(Trainer):
+class HorovodTrainer(PeerTrainer):
     """Gradients go through `horovod.torch.DistributedOptimizer`; the step itself is the user's own optimizer's.
 
-    settings: variables of the environment, which Horovod reads when it starts; None: not set. A process has one Horovod
-    at a time.
+    settings: variables of the environment, which Horovod reads when it starts; None: not set. A process can
+    start Horovod once.
     """
 
     def __init__(
@@ -50,7 +50,6 @@ class HorovodTrainer(Trainer):
         )
         nbytes = sum(p.numel() * (2 if compression == "fp16" else p.itemsize) for p in self._trained.values())
         self._step_bytes = traffic.all_reduce(nbytes, comm.size)
-        self._sent = 0.0
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -67,15 +66,6 @@ class HorovodTrainer(Trainer):
         self._sent += self._step_bytes
         self._unscale_own()
 
-    def optimize(self) -> None:
-        self._advance()
-
-    def restart(self) -> None:
-        pass
-
-    def sent(self) -> dict[str, float]:
-        return {"flat": self._sent, "intra": 0.0, "inter": 0.0}
-
     def close(self, failed: bool = False) -> None:
         if not failed:
             hvd.shutdown()
@@ -83,7 +73,7 @@ class HorovodTrainer(Trainer):
             self._server.stop()
 
 
-def _start(comm: CountedComm, settings: dict[str, str | None]) -> RendezvousServer | None:
+def _start(comm: TorchComm, settings: dict[str, str | None]) -> RendezvousServer | None:
     """Start Horovod on all ranks, which meet at a server of rank 0's; collective. Returns that, on rank 0.
 
     RuntimeError the second time in a process: Horovod 0.28.1 then crashes.
@@ -116,7 +106,7 @@ def _start(comm: CountedComm, settings: dict[str, str | None]) -> RendezvousServ
         "HOROVOD_GLOO_IFACE": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(int(port)),
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(ceil(comm.timeout)) if isinstance(comm, TorchComm) else "30",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(ceil(comm.timeout)),
         **settings,
     }
     for name, value in variables.items():

@@ -23,7 +23,7 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 from bagua_bench.comm import CommError, traffic
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.engine.stopwatch import stamp
-from bagua_bench.engine.trainer import Trainer
+from bagua_bench.peers.base import PeerTrainer
 
 
 class _Manager(torchft.Manager):  # type: ignore[misc]
@@ -36,7 +36,7 @@ class _Manager(torchft.Manager):  # type: ignore[misc]
             raise CommError(f"torchft: no quorum of all ranks: {str(error).strip().splitlines()[0]}") from None
 
 
-class _TorchFTTrainer(Trainer):
+class _TorchFTTrainer(PeerTrainer):
     """A manager on every rank, and the lighthouse, at which quorums are found, on rank 0; both end with the run.
 
     Here all ranks must take part in every step: one that is lost ends the run. torchft would go on without it, and no
@@ -50,7 +50,6 @@ class _TorchFTTrainer(Trainer):
             comm.broadcast(tensor)  # instead of torchft's own copies, which go through HTTP
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._whole = traffic.all_reduce(sum(p.nbytes for p in self._trained), comm.size)
-        self._sent = 0.0
         address, port = _address(), torch.zeros(1, dtype=torch.int64)
         self._lighthouse: LighthouseServer | None = None
         if comm.rank == 0:
@@ -85,12 +84,6 @@ class _TorchFTTrainer(Trainer):
         failure = self._manager.errored()
         reason = str(failure.original_exception).strip() if failure is not None else ""
         return CommError(f"torchft: {(reason or 'a rank has refused the step').splitlines()[0]}")
-
-    def restart(self) -> None:
-        pass
-
-    def sent(self) -> dict[str, float]:
-        return {"flat": self._sent, "intra": 0.0, "inter": 0.0}
 
     def close(self, failed: bool = False) -> None:
         if not failed:
@@ -155,14 +148,10 @@ class _Periodic(_TorchFTTrainer):
     def synchronize(self) -> None:
         self._unscale_own()
 
-    def optimize(self) -> None:
-        self._advance()
-
     def finish_step(self) -> None:
         self._taken += 1
         if self._taken % self._sync_every == 0:
             agreed = self._manager.current_step()
-            self._manager.start_quorum()
             self._meet()
             self._sent += self._whole  # weights and their changes have as many bytes as gradients
             if self._manager.current_step() == agreed:
@@ -186,7 +175,7 @@ class LocalSGDTrainer(_Periodic):
         self._local = LocalSGD(self._manager, model, optimizer, sync_every)
 
     def _meet(self) -> None:
-        self._local._perform_sync()
+        self._local.sync()
 
 
 class DiLoCoTrainer(_Periodic):
@@ -202,15 +191,12 @@ class DiLoCoTrainer(_Periodic):
         consensus: float,
     ) -> None:
         super().__init__(model, optimizer, comm, sync_every, consensus)
-        self._rate, self._momentum = outer
-        self._start()
-
-    def _start(self) -> None:
-        nesterov = self._momentum > 0
-        self._outer = SGD(self._trained, lr=self._rate, momentum=self._momentum, nesterov=nesterov)
-        self._diloco = DiLoCo(self._manager, [self.model], self.optimizer, self._outer, self._sync_every)
+        rate, momentum = outer
+        self._outer = SGD(self._trained, lr=rate, momentum=momentum, nesterov=momentum > 0)
+        self._diloco = DiLoCo(self._manager, [self.model], self.optimizer, self._outer, sync_every)
 
     def _meet(self) -> None:
+        self._manager.start_quorum()
         [fragment] = self._diloco._fragments
         fragment.prepare_sync()
         fragment.perform_sync()

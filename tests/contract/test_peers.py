@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import islice
 
 import pytest
@@ -14,10 +16,11 @@ import torch
 from torch import Tensor
 
 from bagua_bench.comm import CountedComm
-from bagua_bench.configuration import facts
+from bagua_bench.configuration import facts, validate
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.engine.loss_scale import LossScale
 from bagua_bench.engine.trainer import Trainer
+from bagua_bench.sources.signature import attributes
 from bagua_bench.worker.build import make_trainer
 from bagua_bench.worker.snapshot import Snapshot
 from tasks.quadratic import Quadratic
@@ -70,11 +73,12 @@ def test_after_20_steps_weights_are_those_of_gradient_all_reduce(name: str, size
 
 @pytest.mark.parametrize("name", PEERS)
 def test_replicas_are_equal_or_not_as_their_consensus_says(name: str) -> None:
-    """After two steps in a row: those that average now and then are equal after one of them."""
+    """After two steps in a row: those that average now and then are equal after exactly one of them."""
     cell = cell_of(name)
     behind = facts.algorithm(cell.algo).warm_up + 2 * facts.algorithm(cell.algo).period
     pairs = [run("gloo", 2, trained, cell, count) for count in (behind, behind + 1)]
-    assert all(torch.equal(first, second) for first, second in pairs) == facts.equal_replicas(cell.algo)
+    equal = sum(torch.equal(first, second) for first, second in pairs)
+    assert equal == (2 if facts.equal_replicas(cell.algo) else 1)
 
 
 def traffic(comm: CountedComm, cell: Cell, count: int) -> list[float]:
@@ -184,7 +188,21 @@ def test_who_does_not_need_shapes_does_not_see_them(name: str) -> None:
 def test_a_peer_that_is_not_installed_is_named(name: str) -> None:
     if (reason := absent(name)) is not None:
         pytest.skip(f"no test of it runs: {reason}")
-    assert name in PEERS or "measure" not in declared(name).modes
+    package = attributes(resolved(f"algo={name}", "mode=simulate").algo.target).get("package")
+    assert package is None or import_module(package)
+
+
+@pytest.mark.parametrize("name", ["horovod", "torchft", "torchft_localsgd", "torchft_diloco"])
+def test_without_its_package_it_is_refused_with_the_command_that_installs_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "find_spec", lambda package: None)
+    reason = validate.absent(resolved(f"algo={name}"))
+    assert reason is not None and re.fullmatch(
+        rf"algo={name}: needs \w+, which is not installed: (pip|bagua).*", reason
+    )
+    assert validate.absent(resolved(f"algo={name}", "mode=simulate")) is None
+    assert validate.absent(resolved("algo=ddp")) is None
 
 
 def dies(comm: CountedComm, cell: Cell) -> None:

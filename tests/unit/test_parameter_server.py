@@ -18,7 +18,8 @@ from bagua_bench.comm import CommError, CountedComm
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.configuration.resolve import ConfigError
 from bagua_bench.configuration.validate import validate
-from bagua_bench.peers.parameter_server import ParameterServer, Shares, parts_of
+from bagua_bench.peers.parameter_server import ParameterServer
+from bagua_bench.peers.push_pull import Shares, parts_of
 from tests.catalogue import resolved
 from tests.ranks import outcomes, run
 
