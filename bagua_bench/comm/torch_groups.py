@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -32,9 +33,19 @@ def init_default(store: Store, rank: int, size: int, timeout: float) -> None:
     """Make torch.distributed's default group, over gloo; collective. `timeout` in seconds.
 
     A process may do so again, among others, after it has destroyed the group; every one needs a store of its own.
+    CommError if a rank is lost meanwhile.
     """
     _made.clear()  # these ranks may be new to each other
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+    with errors("init_process_group"):
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+
+
+def gathered(own: Any) -> list[Any]:
+    """What each rank of the default group gives, in rank order; collective. Any object that can be pickled."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    with errors("all_gather_object"):
+        dist.all_gather_object(everyone, own)
+    return everyone
 
 
 class TorchComm(CountedComm):
@@ -63,14 +74,15 @@ class TorchComm(CountedComm):
     def create(cls, backend: str, timeout: float, ranks_per_server: int = 1) -> TorchComm:
         """Make own groups over all ranks; collective. Ranks of a server are consecutive. `timeout` in seconds.
 
-        ValueError if the servers would have unequal numbers of ranks.
+        ValueError if the servers would have unequal numbers of ranks, CommError if a rank is lost meanwhile.
         """
         world, rank = dist.get_world_size(), dist.get_rank()
         if world % ranks_per_server:
             raise ValueError(f"ranks_per_server={ranks_per_server}: {world} ranks do not fill the servers equally")
 
         def group_of(ranks: list[int]) -> TorchComm | None:
-            group = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend)
+            with errors("new_group"):
+                group = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend)
             return cls(group, timeout) if rank in ranks else None
 
         intra = inter = None
@@ -177,7 +189,7 @@ class TorchComm(CountedComm):
 
     def _new_group(self, ranks: tuple[int, ...], variables: Mapping[str, str]) -> TorchComm:
         everyone = dist.get_process_group_ranks(self.group)
-        with _own_names(), patch.dict(os.environ, variables):
+        with _own_names(), patch.dict(os.environ, variables), errors("new_group"):
             made = dist.new_group(
                 [everyone[rank] for rank in ranks],
                 timeout=timedelta(seconds=self.timeout),

@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.optim import Optimizer
 
 from algorithms.base import Op
-from bagua_bench.comm.torch_groups import TorchComm, init_default
+from bagua_bench.comm.torch_groups import TorchComm, errors, gathered, init_default
 from bagua_bench.elastic.members import Meeting, Members
 
 
@@ -54,8 +54,7 @@ class Company:
         Gradients are dropped: they may be of a step that failed. Nothing happens to models that nobody has trained.
         """
         optimizer.zero_grad(set_to_none=True)
-        flags: list[Any] = [None] * self.comm.size
-        dist.all_gather_object(flags, trained)
+        flags = gathered(trained)
         if not any(flags):
             return
         first = flags.index(True)
@@ -63,10 +62,12 @@ class Company:
             self._mean(tensor.detach(), sum(flags), trained, first)
         for rank in (rank for rank, knows in enumerate(flags) if not knows):
             if self.comm.rank == first:
-                dist.send_object_list([optimizer.state_dict()], dst=rank)
+                with errors("send_object_list"):
+                    dist.send_object_list([optimizer.state_dict()], dst=rank)
             elif self.comm.rank == rank:
                 received: list[Any] = [None]
-                dist.recv_object_list(received, src=first)
+                with errors("recv_object_list"):
+                    dist.recv_object_list(received, src=first)
                 optimizer.load_state_dict(received[0])
 
     def _mean(self, tensor: Tensor, number: int, trained: bool, first: int) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
-
+from bagua_bench.comm.torch_groups import gathered
 from bagua_bench.elastic.members import Meeting, Members
 from tasks.base import Position
 
@@ -42,9 +41,7 @@ class Course:
             self._company, self._taken = met.number, 0  # also if this company comes to nothing
             self._tell()
         own = (self._company, self.steps, self.position, self.extra) if self.steps else None
-        everyone: list[Any] = [None] * met.size
-        dist.all_gather_object(everyone, own)
-        if known := [one for one in everyone if one is not None]:
+        if known := [one for one in gathered(own) if one is not None]:
             _, _, self.position, _ = max(known, key=lambda one: one[0])
             _, self.steps, _, self.extra = max(known, key=lambda one: one[1])
         self._company, self._taken = met.number, 0

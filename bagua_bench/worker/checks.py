@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bagua_bench.comm.torch_groups import gathered
 from bagua_bench.results.result import Checks
 
 
@@ -49,9 +49,7 @@ def _digest(params: list[Tensor]) -> bytes:
 
 
 def _equal_digests(own: bytes) -> bool:
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
-    return len(set(everyone)) == 1
+    return len(set(gathered(own))) == 1
 
 
 def _consensus_distance(params: list[Tensor]) -> float:

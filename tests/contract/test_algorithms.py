@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 import time
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,7 @@ ALIKE = [name for name in NAMES if not declared(name).rounds]
 """Whose runs are alike; rounds beside the steps fall where they fall."""
 
 
-def train(comm: CountedComm, cell: Cell, steps: int) -> tuple[torch.Tensor, float]:
+def train(comm: CountedComm, cell: Cell, steps: int, all_of_them: threading.Barrier) -> tuple[torch.Tensor, float]:
     task = Quadratic(lr=0.1)
     model = task.model()
     with make_trainer(cell, model, task.optimizer(model), comm) as trainer:
@@ -40,6 +41,7 @@ def train(comm: CountedComm, cell: Cell, steps: int) -> tuple[torch.Tensor, floa
             wait_for_a_round(trainer)
             trainer.optimize()
             trainer.finish_step()
+            all_of_them.wait(20)  # a rank that took its steps alone would take the others' models to its own optimum
         with trainer.paused():
             return model().detach().clone(), trainer.consensus
 
@@ -64,7 +66,7 @@ def test_it_trains_towards_the_optimum_and_keeps_its_promise_on_replicas(name: s
     layout = [f"cluster.servers={size // per_server}", f"cluster.ranks_per_server={per_server}"]
     cell = resolved(f"algo={name}", "task=quadratic", *layout, *short(name))
     validate(cell)
-    results = run("threads", size, train, cell, 100, per_server=per_server)
+    results = run("threads", size, train, cell, 100, threading.Barrier(size), per_server=per_server)
     optimum = Quadratic().optimum(size, 0)
     mean = torch.stack([x for x, _ in results]).double().mean(0)
     assert (mean - optimum).norm() < 0.4 * optimum.norm()

@@ -45,7 +45,7 @@ def joined(comm: TorchComm, port: int) -> Members:
 
 def breaks_up(comm: TorchComm, port: int, backend: str, dies: bool) -> tuple[str, float, int]:
     with joined(comm, port) as members:
-        met = members.meet(wait_for=3)
+        met = members.meet(wait_for=3, seconds=60.0)
         assert met is not None and met.size == 3
         begun, said = time.monotonic(), ""
         try:
@@ -80,6 +80,29 @@ def test_calls_of_the_others_fail_when_a_rank_leaves(port: int, backend: str, di
     assert max(took for _, took, _ in left) < LIMIT / 2
 
 
+def dies_before_it_connects(comm: TorchComm, port: int) -> tuple[str, int]:
+    with joined(comm, port) as members:
+        met = members.meet(wait_for=3, seconds=60.0)
+        assert met is not None and met.size == 3
+        if met.rank == 1:
+            os._exit(1)
+        with pytest.raises(CommError) as failure:
+            Company(members, met, timeout=5.0)
+        met = members.meet()
+        assert met is not None
+        with Company(members, met, timeout=LIMIT) as company:
+            company.comm.all_reduce(ones := torch.ones(1))
+        assert int(ones) == met.size
+        return str(failure.value), met.size
+
+
+def test_a_rank_that_dies_before_it_connects_costs_the_others_a_time_out_at_most(port: int) -> None:
+    results = outcomes("gloo", 3, dies_before_it_connects, port)
+    left = [one for one in results if not isinstance(one, BaseException)]
+    assert [size for _, size in left] == [2, 2], results
+    assert all(said.startswith("init_process_group failed: ") for said, _ in left)
+
+
 def evens_out(comm: TorchComm, port: int) -> tuple[int, list[Tensor], Tensor | None, int]:
     """Ranks 0 and 1 have trained; rank 2 comes new, though it is the first in the company."""
     trained, number = comm.rank != 2, float(comm.rank)
@@ -95,7 +118,7 @@ def evens_out(comm: TorchComm, port: int) -> tuple[int, list[Tensor], Tensor | N
             optimizer.step()
             model[0].weight.grad = torch.ones(1, 2)  # of a step that failed
             nn.init.constant_(model[0].weight, number)
-        met = members.meet(wait_for=3)
+        met = members.meet(wait_for=3, seconds=60.0)
         assert met is not None
         with Company(members, met, timeout=LIMIT) as company:
             company.even_out(model, optimizer, trained)
@@ -135,7 +158,7 @@ def goes_on(comm: TorchComm, port: int, algorithm: type[Algorithm], options: dic
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
         course = Course(members, 10_000, 4, [])
         begins = []
-        while (met := members.meet(wait_for=3)) is not None:
+        while (met := members.meet(wait_for=3, seconds=60.0)) is not None:
             try:
                 with Company(members, met, timeout=LIMIT) as company:
                     company.even_out(model, optimizer, course.steps > 0)
