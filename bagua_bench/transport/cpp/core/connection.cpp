@@ -24,7 +24,7 @@ Connection::Connection(const Settings& settings, std::vector<Socket> sockets, co
                        uint64_t caller)
     : name(caller),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      trunk_{settings, peer_text(sockets[0].fd()), {}, {}, [this] { hang_up(); }},
+      trunk_{settings, peer_text(sockets[0].fd()), {}, {}, [this] { hang_up(); }, [this] { return lost(); }},
       pulse_(watch_pulse(sockets, settings.timeout)),
       sender_(trunk_, this),
       receipts_(trunk_, sender_, pop(sockets)),
@@ -101,35 +101,34 @@ bool Connection::collect_events(int64_t nanoseconds) {
         s.writable |= broken || events[i].events & EPOLLOUT;
         s.closed |= broken || events[i].events & EPOLLRDHUP;
         // Nobody reads a parked stream, so its end would not be seen.
-        if (s.parked && events[i].events & EPOLLERR) trunk_.fail(s, ECONNRESET);
+        if (s.parked && events[i].events & EPOLLERR) trunk_.broke(s, ECONNRESET);
     }
     return count > 0;
 }
 
 // See to what no event reports: a process that stopped, a path that swallows what is sent on it, a full receive queue.
 void Connection::check_life(int64_t now) {
-    if (const int lost = pulse_->lost; lost != Pulse::kNothing) return give_up(size_t(lost));
+    if (pulse_->lost != Pulse::kNothing) return fail(Code::remote, lost());
     // A parked stream holds later messages only: it cannot bring what is pending.
     const auto over = [](const auto& s) { return s->ended || (s->closed && s->parked); };
     if (pending() && receipts_.over() && std::all_of(trunk_.streams.begin(), trunk_.streams.end(), over))
-        return fail(Code::remote, "peer " + trunk_.peer + " closed the connection");
+        return trunk_.broke(Code::remote, "peer " + trunk_.peer + " closed the connection");
     if (now - checked_ < Tuning::kLifeCheckIntervalNs) return;
     checked_ = now;
     for (auto& s : trunk_.streams) s->readable |= s->awaited > 1;  // some kernels run out of memory below the mark
 }
 
-// `lost` is a stream's index, the number of streams for the receipts, and more than that for the peer as a whole.
-void Connection::give_up(size_t lost) {
-    const size_t count = trunk_.streams.size();
+// The watcher's paths are the streams, and after them the receipts; what is beyond them is the peer as a whole.
+std::string Connection::lost() const {
+    const int path = pulse_->lost;
+    if (path == Pulse::kNothing) return "";
+    const size_t number = size_t(path), count = trunk_.streams.size();
     const std::string longer =
         " for longer than the time-out of " + std::to_string(trunk_.settings.timeout / kMillisecond) + " ms";
-    if (lost < count)
-        fail(Code::remote,
-             "stream " + std::to_string(lost) + " to " + trunk_.streams[lost]->where + ": no answer" + longer);
-    else if (lost == count)
-        fail(Code::remote, "receipts to " + trunk_.peer + ": no answer" + longer);
-    else
-        fail(Code::remote, "peer " + trunk_.peer + " gave no sign of life" + longer + ": stopped or cut off");
+    if (number < count)
+        return "stream " + std::to_string(path) + " to " + trunk_.streams[number]->where + ": no answer" + longer;
+    if (number == count) return "receipts to " + trunk_.peer + ": no answer" + longer;
+    return "peer " + trunk_.peer + " gave no sign of life" + longer + ": stopped or cut off";
 }
 
 // Pages that were lent may be overwritten from now on: the kernel must not go on sending them.

@@ -60,7 +60,7 @@ class Connection {
     void watch(int fd, Stream* stream);
     bool pump();
     void check_life(int64_t now);
-    void give_up(size_t lost);
+    std::string lost() const;
     void hang_up();
 
     int epoll_ = -1;

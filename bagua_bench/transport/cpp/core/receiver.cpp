@@ -75,7 +75,7 @@ bool Receiver::received(Stream& s, ssize_t got, size_t room) {
     // Less than asked for: nothing is left (epoll(7), edge-triggered), except an end that was already reported.
     s.readable = got == ssize_t(room) || (got > 0 && s.closed);
     if (got < 0 && errno == EAGAIN) return false;
-    if (got < 0) trunk_.fail(s, errno);
+    if (got < 0) trunk_.broke(s, errno);
     if (got == 0) ended(s);
     return true;
 }
@@ -192,7 +192,7 @@ void Receiver::close_chunk(Stream& s) {
 // Connection::check_life() to see.
 void Receiver::ended(Stream& s) {
     s.ended = s.closed = true;
-    if (s.in.request || s.staged() > 0) trunk_.fail(Code::remote, "peer " + trunk_.peer + " closed the connection");
+    if (s.in.request || s.staged() > 0) trunk_.broke(Code::remote, "peer " + trunk_.peer + " closed the connection");
 }
 
 }  // namespace bagua

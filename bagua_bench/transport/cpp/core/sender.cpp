@@ -99,7 +99,7 @@ bool Sender::write(Stream& s) {
         if (n < 0 && errno == EINTR) continue;
         const bool full = n < 0 && (errno == EAGAIN || errno == ENOBUFS);
         if (n < 0 && !full) {
-            trunk_.fail(s, errno);
+            trunk_.broke(s, errno);
             return true;
         }
         if (n > 0) {

@@ -11,9 +11,14 @@ void Trunk::fail(Code code, const std::string& text) {
     hang_up();
 }
 
-void Trunk::fail(const Stream& stream, int error) {
-    fail(error == ECONNRESET || error == EPIPE || error == ETIMEDOUT ? Code::remote : Code::system,
-         "stream " + std::to_string(stream.index) + " to " + stream.where + ": " + error_text(error));
+void Trunk::broke(Code code, const std::string& text) {
+    const std::string before = lost();
+    before.empty() ? fail(code, text) : fail(Code::remote, before);
+}
+
+void Trunk::broke(const Stream& stream, int error) {
+    broke(error == ECONNRESET || error == EPIPE || error == ETIMEDOUT ? Code::remote : Code::system,
+          "stream " + std::to_string(stream.index) + " to " + stream.where + ": " + error_text(error));
 }
 
 }  // namespace bagua
