@@ -2,6 +2,7 @@
 # make test                                    the whole test suite (make check is part of it)
 # make nightly                                 models and habits drawn at random, 1,000 of them
 # make coverage                                which lines the tests run, of Python and of C++
+# make docs                                    the pages as a site, build/site/index.html; a dead link is an error
 # make test-netem                              the kernel's own network emulation, in a guest if need be
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell expr $$(nproc) + 1)  # most tests wait now and then
 SOURCES := pyproject.toml setup.py constraints.txt $(shell find algorithms bagua_bench -name '*.cpp' -o -name '*.h')
 
-.PHONY: run test nightly test-netem coverage check clean
+.PHONY: run test nightly test-netem docs coverage check clean
 
 run: $(VENV)/ready
 	$(BIN)/python -m bagua_bench $(ARGS)
@@ -22,6 +23,10 @@ nightly: $(VENV)/ready
 
 test-netem: $(VENV)/ready
 	$(BIN)/python -m tools.guest
+
+docs: $(VENV)/ready
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env -b dirhtml -c docs . build/site
 
 coverage: $(VENV)/ready
 	$(BIN)/python -m tests.covered $(ARGS)

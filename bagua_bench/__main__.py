@@ -70,7 +70,8 @@ class App:
         self.dry_run = composed.campaign.dry_run
         overrides = list(HydraConfig.get().overrides.task)
         cells = [_checked(cell) for cell in expand(composed.campaign, overrides)]
-        return interleave(cells, composed.campaign.rounds), choices["campaign"]
+        jobs = interleave(cells, composed.campaign.rounds, composed.campaign.undisturbed)
+        return jobs, choices["campaign"]
 
 
 def _checked(cell: Cell) -> Cell:

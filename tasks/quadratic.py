@@ -65,7 +65,8 @@ class Quadratic(Task):
         problems = [tuple(t.double() for t in self.problem(rank, seed)) for rank in range(size)]
         total = torch.stack([h for h, _ in problems]).sum(0)
         pull = torch.stack([h @ c for h, c in problems]).sum(0)
-        return torch.linalg.solve(total, pull)
+        found: Tensor = torch.linalg.solve(total, pull)
+        return found
 
     def batches(self, rank: int, size: int, seed: int) -> Iterator[Batch]:
         self._world = (size, seed)

@@ -36,6 +36,9 @@ settings.load_profile("suite")
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="bagua-bench-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
+# Tests run side by side, and none of them says how fast anything is.
+os.environ["BAGUA_BENCH_TOGETHER"] = "1"
+
 # As a background job of a shell, the tests ignore SIGINT and would pass that on to their child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

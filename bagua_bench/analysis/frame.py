@@ -40,6 +40,7 @@ def frame(records: Sequence[Record]) -> pd.DataFrame:
         _table([_own(record) for record in records], dict),
         _table([record.get("result") or _NOTHING for record in records], _result),
         _table([record.get("network") or _NOTHING for record in records], _network),
+        _table([record.get("disturbance") or _NOTHING for record in records], _disturbance),
         _table([record.get("config") or _NOTHING for record in records], config_row),
         _table([record.get("code") or _NOTHING for record in records], _code),
         _table([record.get("machine") or _NOTHING for record in records], lambda part: _flat("machine", part)),
@@ -108,6 +109,11 @@ def _code(code: Row) -> Row:
 def _network(network: Row) -> Row:
     measured = network.get("measured")
     return {} if measured is None else {"network_flags": len(measured.get("flags", ()))}
+
+
+def _disturbance(found: Row) -> Row:
+    values = {f"disturbance.{key}": found[key] for key in ("others", "stolen") if found}
+    return {**values, "disturbance_flags": len(found["flags"])} if found else {}
 
 
 def _result(result: Row) -> Row:

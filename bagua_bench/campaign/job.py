@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 from bagua_bench.campaign.stage import Stage
 from bagua_bench.configuration.cell import Job
 from bagua_bench.configuration.validate import absent
+from bagua_bench.launch import joined
 from bagua_bench.launch.failures import RunFailed
 from bagua_bench.launch.local import Watch
+from bagua_bench.processes.alone import alone
+from bagua_bench.processes.disturbance import Disturbance
 from bagua_bench.results import records
 from bagua_bench.results.records import NotKept, Record
 
@@ -27,11 +30,18 @@ class Ended(NamedTuple):
 
 
 def run_job(job: Job, campaign: str, stage: Stage, watch: Watch) -> Ended:
-    """Run a job and append its record.
+    """Run a job and append its record. Where it is timed on this machine, wait for other timed runs of this user.
 
     A job whose algorithm is not installed is skipped. A failed run is recorded and returned; an interrupted one is
     recorded and raises KeyboardInterrupt.
     """
+    if job.cell.mode == "simulate" or joined.is_joined() or absent(job.cell):
+        return _run_job(job, campaign, stage, watch, None)
+    with alone(lambda text: watch({"phase": text})):
+        return _run_job(job, campaign, stage, watch, Disturbance())
+
+
+def _run_job(job: Job, campaign: str, stage: Stage, watch: Watch, disturbance: Disturbance | None) -> Ended:
     began = datetime.now(timezone.utc)
     path = records.file_of(job.cell.run.results, campaign)
     measured: dict[str, Any] = {}
@@ -39,6 +49,7 @@ def run_job(job: Job, campaign: str, stage: Stage, watch: Watch) -> Ended:
     def keep(finish: Callable[[Record], Record]) -> Ended:
         record = finish(records.make_record(job.cell, campaign, job.round, began))
         record["network"]["measured"] = measured or None
+        record["disturbance"] = disturbance.found() if disturbance else None
         return Ended(record, path, records.keep(path, record))
 
     if missing := absent(job.cell):

@@ -8,12 +8,12 @@ from statistics import fmean
 from bagua_bench.configuration.cell import Cell, Job
 from bagua_bench.configuration.network_shape import is_shaped, shape_of
 from bagua_bench.machine.scale import scale_model
-from bagua_bench.results.records import Record
+from bagua_bench.results.records import Record, disturbed
 
 Place = tuple[object, ...] | None
 
 
-def interleave(cells: Sequence[Cell], rounds: int) -> list[Job]:
+def interleave(cells: Sequence[Cell], rounds: int, undisturbed: bool = False) -> list[Job]:
     """All rounds of the cells in one place, then those in the next.
 
     Rounds have the reverse order every other time, so that the machine's drift affects all cells of a place alike. The
@@ -23,7 +23,7 @@ def interleave(cells: Sequence[Cell], rounds: int) -> list[Job]:
     for cell in cells:
         places.setdefault(place(cell), []).append(cell)
     return [
-        Job(cell, round_)
+        Job(cell, round_, undisturbed)
         for there in places.values()
         for round_ in range(rounds)
         for cell in (there if round_ % 2 == 0 else reversed(there))
@@ -39,14 +39,19 @@ def place(cell: Cell) -> Place:
 
 
 def remaining(jobs: Iterable[Job], records: Iterable[Record], code: Callable[[Cell], Mapping[str, str]]) -> list[Job]:
-    """The jobs that no record shows as done with the same code; `code` gives the hashes of a cell's code."""
-    done: dict[tuple[str, int], list[Mapping[str, object]]] = {}
+    """The jobs that no record shows as done with the same code; `code` gives the hashes of a cell's code.
+
+    A record of a disturbed run is none for a job that has to be undisturbed.
+    """
+    done: dict[tuple[str, int, bool], list[Mapping[str, object]]] = {}
     for record in records:
         if record["status"] == "done":
-            done.setdefault((record["cell"], record["round"]), []).append(record["code"])
+            for undisturbed in (False,) if disturbed(record) else (False, True):
+                done.setdefault((record["cell"], record["round"], undisturbed), []).append(record["code"])
 
     def is_done(job: Job) -> bool:
-        return any(code(job.cell).items() <= past.items() for past in done.get((job.cell.id, job.round), ()))
+        past = done.get((job.cell.id, job.round, job.undisturbed), ())
+        return any(code(job.cell).items() <= one.items() for one in past)
 
     return [job for job in jobs if not is_done(job)]
 

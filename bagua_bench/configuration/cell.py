@@ -317,3 +317,5 @@ class Job:
 
     cell: Cell
     round: int
+    undisturbed: bool = False
+    """Whether it counts as done only if nothing else kept the machine busy meanwhile."""

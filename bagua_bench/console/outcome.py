@@ -71,6 +71,8 @@ def _rows(cell: Cell, record: Record) -> Iterator[tuple[str, str]]:
         yield "peak memory", f"{max(result['peak_memory']) / 1e9:.2f} GB per rank"
     if record["source"] == "simulated" or record["network"]["measured"]:
         yield "network", _network(cell, record["network"]["measured"])
+    if flags := records.disturbed(record):
+        yield "machine", "\n".join(f"[yellow]{flag}[/yellow]" for flag in flags)
     if elastic := result.get("elastic"):
         yield "elastic", _elastic(elastic)
     if result.get("averaging"):
@@ -177,6 +179,7 @@ def show_line(name: str, record: Record) -> None:
         step = units.duration(fmean(result["step_seconds"]))
         waited = units.duration(result["phase_seconds"]["communication"])
         text = f"{result['throughput']:.4g} samples/s {record['source']}, step {step}, exposed communication {waited}"
+        text += "".join(f"; [yellow]{flag}[/yellow]" for flag in records.disturbed(record))
     else:
         text = f"[red]{record['status']}[/red]: {escape(record['reason'])}"
     CONSOLE.print(f"{escape(name)}: {text}", soft_wrap=True)

@@ -10,25 +10,14 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import matplotlib
-from omegaconf import OmegaConf
-
 from bagua_bench.configuration.conf_folder import FOLDER
-from bagua_bench.figures import runs
+from bagua_bench.figures import drawing, runs
+from bagua_bench.figures.choice import module_of
 from bagua_bench.results import records
-
-_UNDATED = {".pdf": {"CreationDate": None}}  # the same records give the same file
-
-
-def _figure(campaign: str) -> str:
-    """Name of the module that draws a campaign."""
-    if campaign == records.ADHOC:
-        return "runs"
-    return str(OmegaConf.load(FOLDER / "campaign" / f"{campaign}.yaml").figure)
 
 
 def main() -> int:
-    """Write PDF, PNG and CSV to RESULTS/figures and print the table."""
+    """Write PDF, PNG, CSV and a caption to RESULTS/figures and print the table."""
     parser = argparse.ArgumentParser(prog="bagua-bench figures", description=__doc__)
     parser.add_argument("campaign")
     parser.add_argument("--results", type=Path, default=Path("results"))
@@ -48,28 +37,19 @@ def main() -> int:
     if not found:
         print(f"{path}: no run of this campaign is done", file=sys.stderr)
         return 2
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure_module = import_module(f"bagua_bench.figures.{_figure(arguments.campaign)}")
+    module = import_module(module_of(arguments.campaign))
     try:
-        data = figure_module.table(runs.selected(found, arguments.only))
+        data = module.table(runs.selected(found, arguments.only))
     except ValueError as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 2
     target = arguments.results / "figures" / arguments.campaign
     target.parent.mkdir(parents=True, exist_ok=True)
-    parts = figure_module.parts(data) if hasattr(figure_module, "parts") else {"": data}
-    for part, rows in parts.items():
-        figure, axes = plt.subplots(figsize=(5, 3.6), layout="constrained")
-        figure_module.draw(rows, axes)
+    for part, rows in (module.parts(data) if hasattr(module, "parts") else {"": data}).items():
         path = target.with_name(f"{target.name}-{part}" if part else target.name)
-        for suffix in (".pdf", ".png"):
-            figure.savefig(path.with_suffix(suffix), dpi=150, metadata=_UNDATED.get(suffix))
-        plt.close(figure)
-        rows.to_csv(path.with_suffix(".csv"), index=False)
+        drawing.write(module, rows, path)
         print(rows.to_string(index=False, float_format="%.4g"))
-        print(f"figure: {path}.pdf, .png, .csv")
+        print(f"figure: {path}.pdf, .png, .csv, .txt")
     return 0
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.figures import rates, settings
+from bagua_bench.figures import rates, settings, style
 from bagua_bench.results import stats
 from bagua_bench.results.records import Record, comparable
 
@@ -50,8 +50,9 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     for row in data.itertuples():
         kind = (row.algorithm, row.settings)
         position = variants.index(row.variant) + width * (kinds.index(kind) - (len(kinds) - 1) / 2)
-        label = ", ".join(kind) if row.variant == FULL else None
+        label = f"{style.name(row.algorithm)}, {row.settings}" if row.variant == FULL else None
         rates.draw(axes, position, row, width, label=label, **settings.of_bar(row.settings))
     axes.set_xticks(range(len(variants)), variants)
     axes.set_ylabel("samples per second")
-    axes.legend(fontsize=7, title=", ".join(sorted(set(data["source"]))), title_fontsize=7)
+    rates.title(axes, data)
+    style.legend(axes)

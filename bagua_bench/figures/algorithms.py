@@ -17,5 +17,5 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     sent.plot(range(len(data)), data["megabytes_per_step_and_rank"], "D", color="black", mec="white", markersize=6)
     sent.set_ylabel("MB sent per step and rank (diamonds)")
     sent.set_ylim(0, 1.8 * data["megabytes_per_step_and_rank"].max())  # diamonds stay below the ratios over the bars
-    for label in axes.get_xticklabels():
-        label.set_horizontalalignment("right")
+    sent.spines["right"].set_visible(True)
+    sent.grid(visible=False)

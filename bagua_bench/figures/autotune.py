@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from bagua_bench.configuration.cell import Cell
+from bagua_bench.figures import style
 from bagua_bench.figures.paper import FOLDER
 from bagua_bench.results.records import Record, cell_of, comparable
 
@@ -106,8 +107,8 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
         axes.axhline(best, color="black", linestyle="--", linewidth=1, label="best of the sweep")
     axes.set_xlabel("training step")
     axes.set_ylabel("score, GiB/s")
-    axes.set_title(", ".join(sorted(set(data["source"]))), fontsize=9)
-    axes.legend(fontsize=6)
+    axes.set_title(", ".join(sorted(set(data["source"]))))
+    style.legend(axes)
 
 
 def _samples(rows: pd.DataFrame) -> str:

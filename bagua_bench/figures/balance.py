@@ -77,11 +77,12 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
         look = {**style.bar(str(row.algorithm), str(row.source)), "hatch": _HATCHES[str(row.sampler)]}
         axes.bar(position, row.epoch_minutes, width, yerr=error, capsize=3, **look)
         axes.annotate(f"{row.imbalance:.2f}", (position, row.high), (0, 3), "data", "offset points", ha="center")
-    axes.set_xticks(range(len(groups)), [f"{algo},\n{batching} lengths in a batch" for algo, batching in groups])
+    names = [f"{style.name(algo)},\n{batching} lengths in a batch" for algo, batching in groups]
+    axes.set_xticks(range(len(groups)), names)
     axes.set_ylabel("time of an epoch, minutes")
-    axes.set_title("above each bar: largest / mean work of a step", fontsize=9)
+    axes.set_title("above each bar: largest / mean work of a step")
     for source, sampler in kinds:
         look = {**style.bar(str(data["algorithm"].iloc[0]), source), "hatch": _HATCHES[sampler]}
         axes.bar(0, 0, label=f"{sampler}, {source}", **look)
     axes.margins(y=0.12)
-    axes.legend(fontsize=7, loc="upper right")
+    style.legend(axes)

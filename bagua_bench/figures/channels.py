@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from bagua_bench.configuration import facts
-from bagua_bench.figures import rates
+from bagua_bench.figures import rates, style
 from bagua_bench.results import stats
 from bagua_bench.results.records import Record, comparable
 
@@ -55,8 +55,8 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
         label = None if row.channels in labelled or of_it == 1 else f"{row.channels}"
         labelled |= {row.channels} if label else set()
         rates.draw(axes, position, row, width, row.ratio_to_ddp, hatch=_HATCHES[number % len(_HATCHES)], label=label)
-    axes.set_xticks(range(len(algos)), algos)
+    axes.set_xticks(range(len(algos)), [style.wrapped(algo) for algo in algos])
     axes.set_ylabel("samples per second")
     rates.title(axes, data)
     axes.margins(y=0.12)
-    axes.legend(fontsize=7, title="channels", title_fontsize=7)
+    style.legend(axes, title="channels")

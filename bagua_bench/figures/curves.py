@@ -42,11 +42,11 @@ def table(folder: Path, stretch: Mapping[tuple[str, str], float]) -> list[dict[s
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
-    """Learning against time: published dots are grey, the same levels at their simulated times hollow and dashed."""
+    """Learning against time: published points are filled, the same levels at simulated times hollow."""
     for label, rows in data.groupby("label", sort=False):
-        axes.plot(rows["published"], rows["level"], "o", color="grey", markersize=3, zorder=1)
-        axes.plot(rows["predicted"], rows["level"], label=label, **style.simulated(str(label)))
+        axes.plot(rows["published"], rows["level"], **style.published(str(label)))
+        axes.plot(rows["predicted"], rows["level"], label=style.name(str(label)), **style.simulated(str(label)))
     unit, _, metric = str(data["metric"].iloc[0]).partition(" to ")
     axes.set_xlabel(f"time, {unit} (simulated for the hollow markers)")
     axes.set_ylabel(f"{metric}, % (published)")
-    axes.legend(fontsize=6)
+    style.legend(axes)

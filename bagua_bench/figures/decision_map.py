@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
 from bagua_bench.configuration import facts
 from bagua_bench.figures import style
 from bagua_bench.results.records import Record, comparable
 
 AXES = ("algo", "network.bandwidth", "network.latency", "network.name")
+PLACE = ["gbit_per_s", "latency_ms"]
+TIE = 1.06
+"""Whoever leads by less may not be the fastest: the simulator's mean error (docs/validation.md)."""
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
     """One row per bandwidth and latency: the fastest algorithm, its step time in seconds, its speed-up over DDP.
 
-    ValueError if the records differ in more than algorithm, bandwidth and latency, or if DDP is not among them.
+    `lead`: the step time of the `runner_up` over that of the fastest. ValueError as of `ranked`.
+    """
+    return pd.DataFrame([_fastest(rows) for _, rows in ranked(records).groupby(PLACE)])
+
+
+def ranked(records: Sequence[Record]) -> pd.DataFrame:
+    """One row per bandwidth, latency and algorithm, with its speed-up over DDP.
+
+    ValueError if the records differ in more than these, or if DDP is not among them.
     """
     comparable(records, AXES)
     rows = [
@@ -30,38 +41,52 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
             "algorithm": record["config"]["algo"]["name"],
             "step_seconds": float(np.mean(record["result"]["step_seconds"])),
             "source": record["source"],
+            "task": record["config"]["task"]["name"],
             "compute": record["config"].get("compute", {}).get("name"),
             "cluster": record["config"]["cluster"]["name"],
         }
         for record in records
     ]
     data = pd.DataFrame(rows)
-    if facts.baseline() not in set(data["algorithm"]):
+    ddp = data[data["algorithm"] == facts.baseline()].set_index(PLACE)["step_seconds"].rename("ddp_seconds")
+    if ddp.empty:
         raise ValueError(f"a decision map needs records of algo={facts.baseline()} to compare with")
-    place = ["gbit_per_s", "latency_ms"]
-    base = data[data["algorithm"] == facts.baseline()].set_index(place)["step_seconds"].rename("ddp_seconds")
-    best = data.loc[data.groupby(place)["step_seconds"].idxmin()].join(base, on=place)
-    best["speed_up"] = best["ddp_seconds"] / best["step_seconds"]
-    return best.reset_index(drop=True)
+    data = data.join(ddp, on=PLACE)
+    return data.assign(speed_up=data["ddp_seconds"] / data["step_seconds"])
+
+
+def _fastest(rows: pd.DataFrame) -> dict[Hashable, Any]:
+    """Of one place, beside whoever comes second."""
+    first, *others = rows.sort_values("step_seconds", kind="stable").to_dict("records")
+    second = others[0] if others else {"algorithm": None, "step_seconds": np.inf}
+    lead = second["step_seconds"] / first["step_seconds"]
+    return {**first, "runner_up": second["algorithm"], "lead": lead}
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
-    """A map coloured by the fastest algorithm, with contours of the speed-up over DDP."""
-    names = sorted(set(data["algorithm"]))
-    codes = data.assign(code=[names.index(name) for name in data["algorithm"]])
-    grid = codes.pivot(index="latency_ms", columns="gbit_per_s", values="code")
-    gain = data.pivot(index="latency_ms", columns="gbit_per_s", values="speed_up")
-    colours = [style.colour(name) for name in names]
-    across, up = np.arange(len(grid.columns)), np.arange(len(grid.index))
-    shown = ListedColormap(colours)
-    axes.pcolormesh(across, up, grid, cmap=shown, vmin=-0.5, vmax=len(names) - 0.5, alpha=0.5, shading="nearest")
-    lines = axes.contour(across, up, gain, levels=[1.1, 1.5, 2, 3, 5, 10, 20], colors="black", linewidths=0.8)
-    axes.clabel(lines, fmt="%gx", fontsize=7)
-    axes.set_xticks(across, [f"{value:g}" for value in grid.columns])
-    axes.set_yticks(up, [f"{value:g}" for value in grid.index])
+    """A map coloured by the fastest algorithm, with its speed-up over DDP in each cell; ties are hatched."""
+    rates, latencies = sorted(set(data["gbit_per_s"])), sorted(set(data["latency_ms"]))
+    tied = False
+    for row in data.itertuples():
+        corner = rates.index(row.gbit_per_s) - 0.5, latencies.index(row.latency_ms) - 0.5
+        tie = row.lead < TIE
+        tied |= tie
+        look: dict[str, Any] = {"facecolor": style.colour(row.algorithm), "alpha": 0.55, "edgecolor": "white"}
+        axes.add_patch(Rectangle(corner, 1, 1, hatch="///" if tie else None, **look))
+        middle = corner[0] + 0.5, corner[1] + 0.5
+        axes.annotate(f"{row.speed_up:.3g}x", middle, ha="center", va="center", fontsize=9)
+    axes.set_xlim(-0.5, len(rates) - 0.5)
+    axes.set_ylim(-0.5, len(latencies) - 0.5)
+    axes.set_xticks(range(len(rates)), [f"{value:g}" for value in rates])
+    axes.set_yticks(range(len(latencies)), [f"{value:g}" for value in latencies])
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
     axes.set_xlabel("bandwidth, Gbit/s")
     axes.set_ylabel("added latency one way, ms")
     origin = [", ".join(sorted(set(data["source"])))]
     origin += [f"{key}={name}" for key in ("compute", "cluster") for name in data[key].dropna().unique()]
-    axes.set_title(f"fastest algorithm and its speed-up over DDP\n{', '.join(origin)}", fontsize=8)
-    axes.legend(handles=[Patch(color=c, alpha=0.5, label=n) for n, c in zip(names, colours, strict=True)], fontsize=6)
+    axes.set_title(f"fastest algorithm, and its speed-up over DDP\n{', '.join(origin)}")
+    names = sorted(set(data["algorithm"]))
+    known = [Patch(facecolor=style.colour(name), alpha=0.55, label=style.wrapped(name)) for name in names]
+    tie = Patch(facecolor="white", edgecolor="grey", hatch="///", label=f"lead below {100 * (TIE - 1):.0f} %")
+    style.legend(axes, handles=[*known, tie] if tied else known)

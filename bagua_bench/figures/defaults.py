@@ -60,11 +60,12 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     for (algo, rate), rows in data.groupby(["algorithm", "gbit_per_s"], sort=False):
         if algo != facts.baseline():
             dashes = _STYLES[known.index(rate) % len(_STYLES)]
-            look = {**style.line(str(algo), rows["source"]), "capsize": None, "linestyle": dashes}
+            look = {**style.line(str(algo), rows["source"]), "linestyle": dashes}
             look.pop("capsize")
-            axes.plot(rows["latency_ms"], rows["ratio_to_ddp"], label=f"{algo}, {rate:g} Gbit/s", **look)
+            label = f"{style.name(str(algo))}, {rate:g} Gbit/s"
+            axes.plot(rows["latency_ms"], rows["ratio_to_ddp"], label=label, **look)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xlabel("latency one way, ms")
     axes.set_ylabel("throughput, relative to DDP's")
     rates.title(axes, data)
-    axes.legend(fontsize=6)
+    style.legend(axes)

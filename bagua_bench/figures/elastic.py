@@ -81,7 +81,7 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     """A line per algorithm, dotted without outages; marks where runs were interrupted, with seconds without a step."""
     for (algo, outages), rows in data.groupby(["algorithm", "outages"], sort=False):
         colour, whole = style.colour(str(algo)), outages == _NONE
-        label = f"{algo}{'' if whole else f', {outages}'}"
+        label = f"{style.name(str(algo))}{'' if whole else f', {outages}'}"
         axes.plot(rows["step"], rows["loss"], label=label, linewidth=1.2, color=colour, linestyle=":" if whole else "-")
         for row in rows[rows["event"] != ""].itertuples():
             axes.plot([row.step], [row.loss], marker="v", color=colour, markersize=6)
@@ -89,5 +89,5 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_ylabel(f"training loss, mean of {WINDOW} steps")
-    axes.set_title(f"{', '.join(sorted(set(data['source'])))}; server@lost-back, seconds without a step", fontsize=9)
-    axes.legend(fontsize=6)
+    axes.set_title(f"{', '.join(sorted(set(data['source'])))}; server@lost-back, seconds without a step")
+    style.legend(axes)

@@ -49,11 +49,11 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     """A line of losses per algorithm, in a band from the lowest to the highest over seeds; accuracies in the legend."""
     for algo, rows in data.groupby("algorithm", sort=False):
         last, colour = rows.iloc[-1], style.colour(str(algo))
-        said = f"{algo}: {last['top1']:.1%} ({last['top1_least']:.1%} to {last['top1_most']:.1%})"
+        said = f"{style.name(str(algo))}: {last['top1']:.1%} ({last['top1_least']:.1%} to {last['top1_most']:.1%})"
         axes.plot(rows["step"], rows["loss"], label=said, linewidth=1.2, color=colour)
         extremes = rows["loss_least"].to_numpy(), rows["loss_most"].to_numpy()
         axes.fill_between(rows["step"].to_numpy(), *extremes, alpha=0.15, linewidth=0, color=colour)
     axes.set_xlabel("step")
     axes.set_ylabel(f"training loss, mean of {WINDOW} steps")
-    axes.set_title(f"{', '.join(sorted(set(data['source'])))}; {data['seeds'].max()} seeds, least to most", fontsize=9)
-    axes.legend(fontsize=6, title="top-1 accuracy after the last step", title_fontsize=6)
+    axes.set_title(f"{', '.join(sorted(set(data['source'])))}; {data['seeds'].max()} seeds, least to most")
+    style.legend(axes, title="top-1 accuracy after the last step")

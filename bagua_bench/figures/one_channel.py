@@ -57,11 +57,10 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     for algo, rows in data.groupby("algorithm", sort=False):
         look = {**style.line(str(algo), rows["source"]), "linestyle": "none"}
         look.pop("capsize", None)
-        axes.plot(
-            [places.index(place) for place in rows["place"]], rows["ratio_to_one_channel"], label=str(algo), **look
-        )
+        across = [places.index(place) for place in rows["place"]]
+        axes.plot(across, rows["ratio_to_one_channel"], label=style.name(str(algo)), **look)
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xticks(np.arange(len(places)), places, fontsize=6)
+    axes.set_xticks(np.arange(len(places)), places, fontsize=7)
     axes.set_ylabel("throughput, relative to one channel")
     rates.title(axes, data)
-    axes.legend(fontsize=6)
+    style.legend(axes)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from bagua_bench.calibrate import published
 from bagua_bench.configuration.cell import Cell
@@ -15,6 +16,12 @@ from bagua_bench.figures import curves, style
 from bagua_bench.results.provenance import HOME
 from bagua_bench.results.records import Record, cell_of
 
+_METRICS = {
+    "epoch_seconds": "time of an epoch, s",
+    "samples_per_second": "samples per second",
+    "throughput": "samples per second",
+    "step_seconds": "time of a step, s",
+}
 FOLDER = HOME / "results" / "paper"
 """Published numbers."""
 
@@ -52,7 +59,7 @@ def parts(data: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
-    """One figure: bars if the published one has bars, otherwise lines; published grey, simulated hollow and dashed."""
+    """One figure: bars if the published one has bars, otherwise lines; published filled, simulated hollow."""
     figure = data["figure"].iloc[0]
     across = {"bert_large_bandwidth": "gbit_per_s", "bert_large_latency": "added_ms", "scalability_vgg16": "gpus"}
     if "level" in data and data["level"].notna().any():
@@ -62,34 +69,43 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     else:
         _bars(data, axes)
     known = data["error"].dropna().abs()
-    title = f"{figure}: published grey, simulated hollow"
-    axes.set_title(f"{title}; MAPE {100 * known.mean():.1f} %" if len(known) else f"{figure}: simulated", fontsize=8)
+    both = f"published filled, simulated hollow; mean error {100 * known.mean():.1f} %"
+    axes.set_title(both if len(known) else "simulated")
 
 
 def _lines(data: pd.DataFrame, across: str, axes: Axes) -> None:
     for label, rows in data.groupby("label", sort=False):
         rows = rows.sort_values(across)
         if rows["published"].notna().any():
-            axes.plot(rows[across], rows["published"], "o", color="grey", markersize=3, zorder=1)
-        axes.plot(rows[across], rows["predicted"], label=label, **style.simulated(str(label)))
+            axes.plot(rows[across], rows["published"], **style.published(str(label)))
+        axes.plot(rows[across], rows["predicted"], label=style.name(str(label)), **style.simulated(str(label)))
     if across != "added_ms":
         axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel({"gbit_per_s": "Gbit/s", "added_ms": "added latency, ms", "gpus": "GPUs"}[across])
-    axes.set_ylabel(data["metric"].iloc[0].replace("_", " "))
-    axes.legend(fontsize=6)
+    labels = {"gbit_per_s": "bandwidth, Gbit/s", "added_ms": "added latency one way, ms", "gpus": "GPUs"}
+    axes.set_xlabel(labels[across])
+    axes.set_ylabel(_METRICS[data["metric"].iloc[0]])
+    points = sorted(set(data[across]))
+    axes.set_xticks(points, [f"{x:g}" for x in points])
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    style.legend(axes)
 
 
 def _bars(data: pd.DataFrame, axes: Axes) -> None:
     places = np.arange(len(data))
-    axes.bar(places - 0.2, data["published"], 0.4, color="lightgrey", edgecolor="grey")
     for place, row in zip(places, data.to_dict("records"), strict=True):
         mark = style.colour(str(row["label"]))
+        axes.bar(place - 0.2, row["published"], 0.4, color=mark, alpha=0.6)
         hatch = "///" if row.get("fitted") is False else None  # not in the calibration
         axes.bar(place + 0.2, row["predicted"], 0.4, facecolor="none", edgecolor=mark, linestyle="--", hatch=hatch)
-    names = [f"{row['label']} {row['gbit_per_s']:g}" for row in data.to_dict("records")]
-    axes.set_xticks(places, names, rotation=60, fontsize=6, ha="right")
-    axes.set_ylabel(data["metric"].iloc[0].replace("_", " "))
+    names = [style.name(str(row["label"])) for row in data.to_dict("records")]
+    for key, form in (("gbit_per_s", "{:g} Gbit/s"), ("transport", "{}")):  # as far as the bars differ in them
+        if data.groupby("label")[key].nunique().max() > 1 and data.duplicated("label").any():
+            names = [f"{name}, {form.format(value)}" for name, value in zip(names, data[key], strict=True)]
+    axes.set_xticks(places, names, rotation=40, fontsize=7, ha="right")
+    axes.set_ylabel(_METRICS[data["metric"].iloc[0]])
 
 
 def _stretch(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], float]:
@@ -124,7 +140,7 @@ def _row(point: published.Point, record: Record) -> dict[str, Any]:
     predicted = point.value * (step / known if point.metric == "epoch_seconds" else known / step)
     place = (point.gpus, point.bandwidth, point.latency)
     row = _plain(point.figure, point.label, *place, point.metric, point.value, predicted, known, step)
-    return {**row, "reading_error": point.error, "fitted": point.fitted}
+    return {**row, "transport": cell_of(record).transport.name, "reading_error": point.error, "fitted": point.fitted}
 
 
 def _scaling(record: Record) -> dict[str, Any]:

@@ -99,7 +99,20 @@ def draw(axes: Axes, position: float, row: Any, width: float = 0.8, ratio: float
 
 
 def title(axes: Axes, data: pd.DataFrame) -> None:
-    """Where the numbers come from, and how far a cell differs from itself."""
-    sources, ends = ", ".join(sorted(set(data["source"]))), (data["aa_noise"].min(), data["aa_noise"].max())
-    noise = " to ".join(dict.fromkeys(f"±{100 * end:.1f}" for end in ends))
-    axes.set_title(f"{sources}; A/A noise {noise} %", fontsize=9)
+    """Where the numbers come from, how many there are of each, and how far a cell differs from itself."""
+    axes.set_title(origin(data))
+
+
+def origin(data: pd.DataFrame) -> str:
+    """The words for it, from the columns `source`, `rounds` and `aa_noise` as far as they are there."""
+    words = [", ".join(sorted(set(data["source"].dropna())))]
+    several = "rounds" not in data or data["rounds"].max() > 1
+    if "rounds" in data:
+        words.append(f"n = {_ends(data['rounds'], 'g')}" + (", with 95 % intervals" if several else ""))
+    if several and "aa_noise" in data and data["aa_noise"].notna().any():
+        words.append(f"A/A noise ±{_ends(100 * data['aa_noise'], '.1f')} %")
+    return "; ".join(words)
+
+
+def _ends(values: pd.Series[float], form: str) -> str:
+    return " to ".join(dict.fromkeys(f"{end:{form}}" for end in (values.min(), values.max())))

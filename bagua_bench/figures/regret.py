@@ -95,4 +95,4 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     axes.set_xlabel("places, by regret")
     axes.set_ylabel("time of the advised / of the fastest")
     rates.title(axes, data)
-    axes.legend(fontsize=6)
+    axes.legend(loc="upper left")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -76,8 +76,13 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
         rates.draw(axes, position, row, ratio=None if pd.isna(row.ratio_to_ddp) else row.ratio_to_ddp)
     axes.set_xticks(range(len(data)), [str(run).replace(" ", "\n") for run in data["run"]], rotation=90, fontsize=6)
     axes.set_ylabel("samples per second")
-    axes.set_title(", ".join(sorted(set(data["source"]))), fontsize=9)
+    rates.title(axes, data)
     axes.margins(y=0.12)
+
+
+def panels(data: pd.DataFrame) -> Sequence[Callable[[pd.DataFrame, Axes], None]]:
+    """Those of a sweep, or only the bars."""
+    return [draw] if "run" in data.columns else sweep.panels(data)
 
 
 def _is_sweep(records: Sequence[Record], cells: dict[str, Cell]) -> bool:

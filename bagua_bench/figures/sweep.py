@@ -112,7 +112,8 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     quantity = next(q for q in QUANTITIES if q.label in data.columns)
     for (algo, way), rows in data.groupby(["algorithm", "settings"], sort=False):
         error = [rows["step_seconds"] - rows["low"], rows["high"] - rows["step_seconds"]]
-        name = rates.label(str(algo), list(rows["staleness_steps"])) if way == settings.DEFAULTS else None
+        known = rates.label(style.name(str(algo)), list(rows["staleness_steps"]))
+        name = known if way == settings.DEFAULTS else None
         look = {**style.line(str(algo), rows["source"]), **settings.of_line(way)}
         axes.errorbar(rows[quantity.label], rows["step_seconds"], yerr=error, label=name, **look)
     axes.set_xscale(quantity.scale)
@@ -133,8 +134,28 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
         own.minorticks_off()
     if settings.TUNED in set(data["settings"]):
         axes.plot([], [], color="black", label="tuned", **settings.of_line(settings.TUNED))
-    title = ", ".join(sorted(set(data["source"])))
-    axes.legend(fontsize=7, title=title, title_fontsize=7, loc="lower left", bbox_to_anchor=(1, 0))
+    rates.title(axes, data)
+    style.legend(axes)
+
+
+def draw_ratios(data: pd.DataFrame, axes: Axes) -> None:
+    """The same lines as speed-ups over DDP, whose settings are of the same kind if there are such."""
+    quantity = next(q for q in QUANTITIES if q.label in data.columns)
+    for (algo, way), rows in data.groupby(["algorithm", "settings"], sort=False):
+        look = {**style.line(str(algo), rows["source"]), **settings.of_line(way)}
+        look.pop("capsize")
+        axes.plot(rows[quantity.label], rows["ratio_to_ddp"], **look)
+    axes.set_xscale(quantity.scale)
+    axes.set_xlabel(quantity.label)
+    axes.set_ylabel("speed-up over DDP")
+    points = sorted(set(data[quantity.label]))
+    axes.set_xticks(points, [f"{x:g}" for x in points])
+    axes.minorticks_off()
+
+
+def panels(data: pd.DataFrame) -> Sequence[Callable[[pd.DataFrame, Axes], None]]:
+    """The speed-ups, if DDP is there, beside the times."""
+    return [draw_ratios, draw] if data["ratio_to_ddp"].notna().any() else [draw]
 
 
 def _rescaled(factor: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:

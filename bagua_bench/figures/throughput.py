@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from bagua_bench.configuration import facts
-from bagua_bench.figures import rates, settings
+from bagua_bench.figures import rates, settings, style
 from bagua_bench.results import stats
 from bagua_bench.results.records import Record, comparable
 
@@ -44,11 +44,13 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     for position, row in enumerate(data.itertuples()):
         rates.draw(axes, position, row, ratio=row.ratio_to_ddp, **settings.of_bar(row.settings))
     names = [rates.label(_name(row), [row.staleness_steps]) for row in data.itertuples()]
-    axes.set_xticks(range(len(data)), names, rotation=20)
+    crowded = len(data) > 4
+    axes.set_xticks(range(len(data)), names, rotation=35 * crowded, ha="right" if crowded else "center")
     axes.set_ylabel("samples per second")
     rates.title(axes, data)
     axes.margins(y=0.12)
 
 
 def _name(row: Any) -> str:
-    return str(row.algorithm) if row.settings == settings.DEFAULTS else f"{row.algorithm},\n{row.settings}"
+    name = style.wrapped(row.algorithm)
+    return name if row.settings == settings.DEFAULTS else f"{name},\n{row.settings}"

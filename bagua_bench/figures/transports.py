@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
-from bagua_bench.figures import rates
+from bagua_bench.figures import rates, style
 from bagua_bench.results import stats
 from bagua_bench.results.records import Record, comparable
 
@@ -45,7 +45,8 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
         label = row.transport if row.algorithm == algos[0] else None
         hatch = _HATCHES[number % len(_HATCHES)]
         rates.draw(axes, position, row, width, row.ratio_to_gloo, hatch=hatch, label=label)
-    axes.set_xticks(range(len(algos)), algos)
+    axes.set_xticks(range(len(algos)), [style.wrapped(algo) for algo in algos])
     axes.set_ylabel("samples per second")
     axes.margins(y=0.12)
-    axes.legend(fontsize=7, title=", ".join(sorted(set(data["source"]))), title_fontsize=7)
+    rates.title(axes, data)
+    style.legend(axes)

@@ -68,6 +68,12 @@ def skip(record: Record, reason: str) -> Record:
     return {**record, "status": "skipped", "reason": reason}
 
 
+def disturbed(record: Record) -> list[str]:
+    """What else kept the machine busy while it was timed, one line each; empty if nothing, or if it is not known."""
+    found = record.get("disturbance")
+    return list(found["flags"]) if found else []
+
+
 def cell_of(record: Record) -> Cell:
     """The cell that was run. ValueError, one line, for an invalid configuration."""
     return Cell.from_json(record["config"])

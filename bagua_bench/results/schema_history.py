@@ -30,6 +30,7 @@ HISTORY = {
     8: "`config.run.elastic` and `result.elastic`: what an elastic run survived, missing in all others",
     9: "`config.run.elastic.regroup`: whether ranks that are left go on without a restart, false in older versions; "
     "`config.algo.about.regroups`; `config.algo.about.pairs` and `.unpaired` are gone: pairs take any number of ranks",
+    10: "`disturbance`: what else kept the machine busy during a timed run, missing in older versions",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -128,6 +129,10 @@ def _from_8(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "config": {**config, "algo": {**algo, "about": about}, "run": run}}
 
 
+def _from_9(record: dict[str, Any]) -> dict[str, Any]:
+    return record
+
+
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: _from_1,
     2: _from_2,
@@ -137,5 +142,6 @@ _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     6: _from_6,
     7: _from_7,
     8: _from_8,
+    9: _from_9,
 }
 """For each version, the migration to the next."""

@@ -1,4 +1,4 @@
-"""The two files with which the README adds an algorithm suffice: everything else finds the algorithm."""
+"""The two files with which docs/adding.md adds an algorithm suffice: everything else finds the algorithm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VGG16 = ["mode=simulate", "task=vgg16", "cluster=4x1", "network.bandwidth=1gbit"
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository's sources with the README's two files."""
+    """The repository's sources with the page's two files."""
     folder = tmp_path_factory.mktemp("with_local_sgd")
     for name in ("algorithms", "tasks", "bagua_bench", "conf", "tests", "tools"):
         shutil.copytree(HOME / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

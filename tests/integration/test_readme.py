@@ -1,4 +1,4 @@
-"""What the README shows works unchanged."""
+"""What the README and the page on adding something show works unchanged."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from tests.catalogue import HOME
 from tests.integration.cli import python
 
 BLOCK = re.compile(r"<!-- tested: (\S+) -->\n```\w+\n(.*?)```", re.S)
+OUTPUTS = re.findall(r"<!-- output: (.*?) -->\n```text\n(.*?\n)```", (HOME / "README.md").read_text(), re.S)
 SEEDED = "import os, torch\ntorch.manual_seed(int(os.environ['RANK']))\n"
-FILES = dict(BLOCK.findall((HOME / "README.md").read_text()))
+FILES = {
+    name: text for page in ("README.md", "docs/adding.md") for name, text in BLOCK.findall((HOME / page).read_text())
+}
 
 
 CLIPPED = ("engine.step()", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        engine.step()")
@@ -41,3 +44,12 @@ def test_engine_on_an_own_model(change: tuple[str, str], equal: bool, error: flo
     first, second = (torch.load(tmp_path / f"weight{rank}.pt") for rank in range(2))
     assert torch.equal(first, second) or not equal, "replicas differ"
     assert (first - 1).abs().max() < error, "it did not learn the sum"
+
+
+@pytest.mark.parametrize(("command", "shown"), OUTPUTS, ids=lambda text: text.partition("\n")[0])
+def test_what_a_command_prints_is_what_the_page_shows(command: str, shown: str, tmp_path: Path) -> None:
+    verb, *arguments = command.split()
+    assert verb == "bagua-bench"
+    done = python(tmp_path, "-m", "bagua_bench.cli", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(shown)

@@ -1,14 +1,17 @@
-"""The report: one page that needs nothing else, sortable in a real browser."""
+"""The report: one page that needs nothing else, tried in a real browser."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from bagua_bench.figures import style
 from bagua_bench.report import page
 from bagua_bench.results import records
 from bagua_bench.results.provenance import HOME
@@ -16,7 +19,18 @@ from tests.integration.cli import python
 from tests.unit.test_figures import RATES, campaign
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-SORT = '<script>document.querySelectorAll("th")[5].click()</script></body>'
+SORT = '<script>document.querySelectorAll("th button")[6].click()</script></body>'
+FILTER = """<script>
+const input = document.querySelector("input[type=search]");
+input.value = "bytegrad";
+input.dispatchEvent(new Event("input"));
+</script></body>"""
+SLIDE = """<script>
+const sliders = document.querySelectorAll("#map input");
+sliders[0].value = 0;
+sliders[0].dispatchEvent(new Event("input"));
+</script></body>"""
+pytestmark = pytest.mark.skipif(find_spec("plotly") is None, reason="plotly is not installed")
 
 
 def command(*arguments: str, cold: bool = False) -> subprocess.CompletedProcess[str]:
@@ -35,8 +49,9 @@ def write(folder: Path) -> Path:
 def test_it_shows_every_record_and_refers_to_nothing_outside(tmp_path: Path) -> None:
     text = write(tmp_path).read_text()
     assert text.count('<tr class="measured">') == sum(len(rates) for rates in RATES.values())
-    assert not re.search(r'(src|href)="(?!data:)', text)
-    for part in ("bytegrad", "network asked", "network measured", "machine"):
+    own = re.sub(r"<script>.*?</script>", "", text, flags=re.S)  # the library names pages that it does not load
+    assert not re.search(r'(src|href)="(?!data:|#)', own)
+    for part in ("bytegrad", "network asked", "network measured", "machine", 'alt="quick: Throughput of several'):
         assert part in text
 
 
@@ -55,6 +70,8 @@ def test_all_results_of_the_repository_are_shown_but_records_of_another_kind(tmp
     text = target.read_text()
     campaigns = {path.parent.name for path in (HOME / "results").glob("*/records.jsonl")} - {"transport"}
     assert set(re.findall("<h2>(.*?)</h2>", text)) >= campaigns
+    missing = re.findall(r'<section id="(\w+)">\n<h2>.*?</h2>\n<p>.*?</p>\n<p>No figure', text)
+    assert set(missing) <= {"validation", "validation_unseen", "validation_peers"}, "only these have no figure"
     alone = command("transport", "--results", str(HOME / "results"), "--out", str(tmp_path / "none.html"))
     assert (alone.returncode, len(alone.stderr.splitlines())) == (2, 1)
     assert not (tmp_path / "none.html").exists()
@@ -62,17 +79,59 @@ def test_all_results_of_the_repository_are_shown_but_records_of_another_kind(tmp
 
 def test_texts_are_escaped() -> None:
     [record] = campaign({"<b>": [1.0]})
-    assert "<b>" not in page.page({"<i>": [record]}, []).replace("<body>", "")
+    text = page.page({"<i>": [record]})
+    text = text[: text.index("<script>")] + text[text.rindex("</script>") :]
+    assert "<i>" not in text and "&lt;i&gt;" in text
+    assert not re.search(r"<td>[^<]*<b>", text)
+
+
+def in_a_browser(page: Path, script: str) -> str:
+    """The page as it is after a script has run."""
+    page.write_text(page.read_text().replace("</body>", script))
+    show = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
+    return subprocess.run(show, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 @pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
 def test_a_browser_sorts_it(tmp_path: Path) -> None:
-    page = write(tmp_path)
-    page.write_text(page.read_text().replace("</body>", SORT))
-    show = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
-    done = subprocess.run(show, capture_output=True, text=True, timeout=60)
+    shown = in_a_browser(write(tmp_path), SORT)
     rates = [
-        float(x)
-        for x in re.findall(r'<tr class="measured">(?:<td.*?</td>){5}<td[^>]*data-value="([\d.]+)"', done.stdout)
+        float(x) for x in re.findall(r'<tr class="measured">(?:<td.*?</td>){6}<td[^>]*data-value="([\d.]+)"', shown)
     ]
     assert rates == sorted(rates) and len(rates) == 15
+    assert '<th scope="col" aria-sort="ascending"' in shown
+
+
+@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+def test_a_browser_filters_it_and_draws_what_can_be_hovered(tmp_path: Path) -> None:
+    shown = in_a_browser(write(tmp_path), FILTER)
+    hidden = re.findall(r'<tr class="measured" hidden="">', shown)
+    assert len(hidden) == sum(len(rates) for name, rates in RATES.items() if name != "bytegrad")
+    assert shown.count('class="main-svg"') >= 1 and "PyTorch DDP" in shown
+
+
+@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+def test_a_browser_says_which_algorithm_at_a_chosen_place(tmp_path: Path) -> None:
+    done = command("decision_map", "--results", str(HOME / "results"), "--out", str(tmp_path / "map.html"))
+    assert done.returncode == 0, done.stderr
+    shown = in_a_browser(tmp_path / "map.html", SLIDE)
+    table = shown[shown.index('<section id="map">') : shown.index('<script type="application/json">{"values"')]
+    assert re.findall("<output>(.*?)</output>", table) == ["1 Gbit/s", "1 ms"]
+    data = pd.read_csv(HOME / "results" / "figures" / "decision_map.csv")
+    best = data[(data["gbit_per_s"] == 1) & (data["latency_ms"] == 1)].iloc[0]
+    first = re.findall(r"<tr><td>(.*?)</td><td>.*?</td><td>(.*?)x</td>", table)[0]
+    assert first == (style.name(best["algorithm"]), f"{best['speed_up']:.2f}")
+
+
+@pytest.mark.parametrize("width", [400, 1300])
+@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+def test_it_fits_a_telephone_and_a_desk(width: int, tmp_path: Path) -> None:
+    """Nothing but tables, which scroll by themselves, is wider than the window."""
+    report = "<script>document.title = document.documentElement.scrollWidth + ' ' + innerWidth</script></body>"
+    page = write(tmp_path)
+    page.write_text(page.read_text().replace("</body>", report))
+    size = f"--window-size={width},900"
+    show = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", size, "--dump-dom", page.as_uri()]
+    done = subprocess.run(show, capture_output=True, text=True, timeout=60, check=True)
+    content, window = map(int, re.search("<title>(\\d+) (\\d+)</title>", done.stdout).groups())
+    assert content <= window

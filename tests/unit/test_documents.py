@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,11 @@ from tests.ranks import run
 from tests.unit import test_figures
 
 PAGES = {path.stem: path.read_text() for path in sorted((HOME / "docs").glob("*.md"))}
-MARKDOWN = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md")), *sorted((HOME / "results").rglob("*.md"))]
+MARKDOWN = [
+    *sorted(HOME.glob("*.md")),
+    *sorted((HOME / "docs").glob("*.md")),
+    *sorted((HOME / "results").rglob("*.md")),
+]
 SOURCES = [
     HOME / "README.md",
     HOME / "Makefile",
@@ -51,7 +56,7 @@ SOURCES = [
 CPP = HOME / "bagua_bench/transport/cpp"
 STARTS = "(?:python -m|bagua-bench)"
 COMMANDS = {
-    tuple(line.split("#")[0].replace("bagua-bench", "python -m bagua_bench.cli").split()[2:])
+    tuple(shlex.split(line.split("#")[0].replace("bagua-bench", "python -m bagua_bench.cli"))[2:])
     for name in ("transport", "networks", "gpu", "fused-optimizer")
     for line in re.findall(rf"^{STARTS} .*$|(?<=`){STARTS} [^`]+(?=`)", PAGES[name], re.M)
 }
@@ -135,9 +140,21 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert wrong == []
 
 
-def test_the_readme_links_every_page() -> None:
-    text = (HOME / "README.md").read_text()
-    assert [name for name in PAGES if f"](docs/{name}.md)" not in text] == []
+def test_the_index_links_every_page_and_the_readme_links_the_index() -> None:
+    assert [name for name in PAGES if name != "index" and f"]({name}.md)" not in PAGES["index"]] == []
+    assert "](docs/index.md)" in (HOME / "README.md").read_text()
+
+
+def test_the_readme_can_be_read_in_a_few_minutes() -> None:
+    assert len((HOME / "README.md").read_text().split()) <= 900
+
+
+def test_every_figure_says_what_it_shows() -> None:
+    figures = sorted((HOME / "results" / "figures").glob("*.png"))
+    assert figures
+    for suffix in (".pdf", ".csv", ".txt"):
+        assert [path.name for path in figures if not path.with_suffix(suffix).exists()] == []
+    assert all(path.with_suffix(".txt").read_text().count("\n") == 1 for path in figures)
 
 
 # -- completeness -------------------------------------------------------------------------------------------------

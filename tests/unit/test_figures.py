@@ -18,6 +18,7 @@ from bagua_bench.figures import (
     elastic,
     learning,
     one_channel,
+    peers,
     regret,
     runs,
     throughput,
@@ -67,7 +68,8 @@ def test_draw_shows_every_bar_with_its_interval() -> None:
     figure, axes = plt.subplots()
     throughput.draw(throughput.table(campaign(RATES)), axes)
     assert [patch.get_height() for patch in axes.patches] == [10.4, 20.4, 10.4]
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["ddp", "bytegrad", "same"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["PyTorch DDP", "ByteGrad", "same"]
+    assert axes.get_title() == "measured; n = 5, with 95 % intervals; A/A noise ±6.0 %"
     plt.close(figure)
 
 
@@ -81,7 +83,10 @@ def test_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "bytegrad" in done.stdout
     made = {p.name: p.read_bytes() for p in (tmp_path / "figures").iterdir()}
-    assert set(made) == {"quick.pdf", "quick.png", "quick.csv"}
+    assert set(made) == {"quick.pdf", "quick.png", "quick.csv", "quick.txt"}
+    said = made["quick.txt"].decode()
+    assert said.startswith("Throughput of several algorithms on one task") and "n = 5" in said and said.count("\n") == 1
+    assert b"Type3" not in made["quick.pdf"], "its text can be searched and edited"
     assert b"CreationDate" not in made["quick.pdf"], "drawn again, it would be another file"
     drawn = pd.read_csv(tmp_path / "figures" / "quick.csv").set_index("algorithm")
     assert drawn.loc["ddp", "samples_per_second"] == 10.4, "records of older code are left out"
@@ -95,7 +100,9 @@ def test_a_sweep_of_ones_own_is_drawn(tmp_path: Path) -> None:
     def drawn(*only: str) -> pd.DataFrame:
         done = python(tmp_path, "-m", "bagua_bench.figures", "runs", *(("--only", *only) if only else ()))
         assert done.returncode == 0, done.stderr
-        assert {p.suffix for p in (tmp_path / "results" / "figures").glob("runs.*")} == {".pdf", ".png", ".csv"}
+        assert {p.suffix for p in (tmp_path / "results" / "figures").glob("runs.*")} == {
+            ".pdf", ".png", ".csv", ".txt",
+        }  # fmt: skip
         return pd.read_csv(tmp_path / "results" / "figures" / "runs.csv")
 
     lines = drawn().set_index(["algorithm", "bandwidth, Gbit/s"])["ratio_to_ddp"]
@@ -181,6 +188,43 @@ def test_channels_stand_beside_each_other_and_against_ddp_and_one_channel() -> N
     plt.close(figure)
 
 
+def test_peers_are_held_against_ddp_at_its_best() -> None:
+    from matplotlib import pyplot as plt
+
+    speeds = {
+        ("ddp", 25, 10.0): 10.0, ("ddp", 100, 10.0): 20.0,
+        ("horovod", None, 10.0): 15.0, ("bytegrad", None, 10.0): 40.0,
+        ("ddp", 25, 100.0): 50.0, ("ddp", 100, 100.0): 40.0, ("bytegrad", None, 100.0): 50.0,
+    }  # fmt: skip
+    found = []
+    for (algo, cap, gbit), rate in speeds.items():
+        for round_ in range(5):
+            [record] = campaign({algo: [rate + 0.01 * round_]})
+            own = [] if cap is None else [f"algo.bucket_cap_mb={cap}"]
+            record["config"] = resolved(
+                "task=quadratic", f"algo={algo}", *own, f"network.bandwidth={gbit}gbit"
+            ).to_json()
+            record["cell"], record["round"] = f"{algo} {cap} {gbit}", round_
+            found.append(record)
+    data = peers.table(found).set_index(["network", "algorithm", "settings"])
+    slow, fast = "10 Gbit/s", "100 Gbit/s"
+    assert data["ratio_to_ddp"][slow, "horovod", "defaults"] == pytest.approx(0.75, rel=0.01)
+    assert data["ratio_to_ddp"][slow, "ddp", "defaults"] == pytest.approx(0.5, rel=0.01)
+    assert data["ratio_to_ddp"][fast, "bytegrad", "defaults"] == pytest.approx(1, rel=0.01)
+    assert (
+        data["slower_than_ddp"][slow, "horovod", "defaults"] and data["faster_than_ddp"][slow, "bytegrad", "defaults"]
+    )
+    assert not data["faster_than_ddp"][fast, "bytegrad", "defaults"]
+    figure, axes = plt.subplots()
+    [rows] = peers.parts(data.reset_index()).values()
+    peers.draw(rows, axes)
+    assert len(axes.get_legend().get_texts()) == 3 and [tick.get_text() for tick in axes.get_xticklabels()] == [
+        slow,
+        fast,
+    ]
+    plt.close(figure)
+
+
 def test_learning_is_shown_over_seeds(tmp_path: Path) -> None:
     from matplotlib import pyplot as plt
 
@@ -200,7 +244,7 @@ def test_learning_is_shown_over_seeds(tmp_path: Path) -> None:
     figure, axes = plt.subplots()
     learning.draw(data, axes)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
-        "ddp: 80.0% (70.0% to 90.0%)", "async: 80.0% (70.0% to 90.0%)",
+        "PyTorch DDP: 80.0% (70.0% to 90.0%)", "Async model average: 80.0% (70.0% to 90.0%)",
     ]  # fmt: skip
     plt.close(figure)
     found[0]["config"]["task"]["batch"] = 99

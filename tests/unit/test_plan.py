@@ -45,6 +45,19 @@ def test_only_good_records_of_the_same_code_count_as_done() -> None:
     assert [(job.round, job.cell.run.steps) for job in left] == [(0, 2), (0, 3), (1, 2), (1, 1)]
 
 
+def test_what_was_disturbed_is_run_again_where_that_is_asked_for() -> None:
+    code, flags = {"sources": "x"}, [None, {"flags": []}, {"flags": ["other processes kept 1 of 2 cores busy"]}]
+    found = [
+        {"cell": cell.id, "round": 0, "status": "done", "code": code, "disturbance": disturbance}
+        for cell, disturbance in zip(CELLS, flags, strict=True)
+    ]
+    assert remaining(interleave(CELLS, 1), found, lambda cell: code) == []
+    [left] = remaining(interleave(CELLS, 1, undisturbed=True), found, lambda cell: code)
+    assert left.cell == CELLS[2]
+    again = {**found[2], "disturbance": {"flags": []}}
+    assert remaining(interleave(CELLS, 1, undisturbed=True), [*found, again], lambda cell: code) == []
+
+
 def test_a_cell_is_its_configuration_without_where_results_go() -> None:
     moved = replace(CELL, run=replace(CELL.run, results="/elsewhere"))
     assert moved.id == CELL.id

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import bagua_bench
-from bagua_bench.analysis import export, frame
+from bagua_bench.analysis import export, frame, tensorboard
 from bagua_bench.analysis.comparison import compare, pairs, ratio_interval
 from bagua_bench.analysis.side import side
 from bagua_bench.results import records
@@ -304,13 +304,14 @@ def test_the_interval_of_a_ratio_covers_it() -> None:
     ("name", "said"), [("runs.xls", "allowed: .csv, .parquet"), ("no/runs.csv", "there is no folder")]
 )
 def test_a_file_that_cannot_be_written(tmp_path: Path, name: str, said: str) -> None:
-    assert said in str(export.problem(tmp_path / name))
+    assert said in str(export.problem(str(tmp_path / name)))
 
 
 def test_parquet_without_its_library_names_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(export, "find_spec", lambda name: None)
-    assert "pip install 'bagua-bench[parquet]'" in str(export.problem(tmp_path / "runs.parquet"))
-    assert export.problem(tmp_path / "runs.csv") is None
+    assert "pip install 'bagua-bench[parquet]'" in str(export.problem(str(tmp_path / "runs.parquet")))
+    assert "pip install tensorboard" in str(export.problem("tensorboard:runs"))
+    assert export.problem(str(tmp_path / "runs.csv")) is None
 
 
 @pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
@@ -318,3 +319,20 @@ def test_parquet_keeps_the_types(tmp_path: Path) -> None:
     data = bagua_bench.load(QUICK)
     data.to_parquet(tmp_path / "runs.parquet", engine="pyarrow", index=False)
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "runs.parquet"), data)
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_tensorboard_gets_curves_settings_and_results(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = records.read([QUICK / "records.jsonl"])
+    done = [record for record in found if record["result"] is not None]
+    assert tensorboard.write(found, tmp_path) == len(done)
+    for record in done[:3]:
+        name = f"{record['config']['algo']['name']}-{record['cell']}-{record['round']}"
+        events = EventAccumulator(str(tmp_path / "quick" / name)).Reload()
+        steps = [event.value for event in events.Scalars("step_seconds")]
+        assert steps == pytest.approx(record["result"]["step_seconds"])
+        assert [event.value for event in events.Scalars("loss")] == pytest.approx(record["result"]["losses"])
+        assert events.Scalars("throughput")[0].value == pytest.approx(record["result"]["throughput"])
+        assert "_hparams_/session_start_info" in events.summary_metadata

@@ -96,7 +96,10 @@ def test_the_decision_map_names_the_fastest(tmp_path: Path) -> None:
 
     figure, axes = plt.subplots()
     decision_map.draw(data, axes)
-    assert {text.get_text() for text in axes.get_legend().get_texts()} == set(data["algorithm"])
+    assert set(data["runner_up"]) == {"ddp"} and (data["lead"] == data["speed_up"]).all()
+    legend = {text.get_text() for text in axes.get_legend().get_texts()}
+    assert legend == {"ByteGrad"} | ({"lead below 6 %"} if data["lead"].min() < decision_map.TIE else set())
+    assert {text.get_text() for text in axes.texts} == {f"{value:.3g}x" for value in data["speed_up"]}
     assert axes.get_title().endswith("\nsimulated, compute=v100, cluster=bagua_paper")
     plt.close(figure)
     with pytest.raises(ValueError, match="algo=ddp"):

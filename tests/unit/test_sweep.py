@@ -77,7 +77,13 @@ def test_defaults_are_compared_with_defaults_and_tuned_with_tuned() -> None:
     assert data["aa_noise"].groupby(level=0).nunique().eq(1).all(), "one per point"
     _, axes = pyplot.subplots()
     sweep.draw(sweep.table(found), axes)
-    assert set(axes.get_legend_handles_labels()[1]) == {"ddp", "bytegrad", "decentralized", "tuned"}
+    named = {"PyTorch DDP", "ByteGrad", "Decentralized SGD", "tuned"}
+    assert set(axes.get_legend_handles_labels()[1]) == named
+    _, axes = pyplot.subplots()
+    assert sweep.panels(sweep.table(found)) == [sweep.draw_ratios, sweep.draw]
+    sweep.draw_ratios(sweep.table(found), axes)
+    highest = max(max(line.get_ydata()) for line in axes.lines)
+    assert highest == pytest.approx(3, rel=0.01)
 
 
 def test_records_of_one_point_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""Records as runs of TensorBoard: curves by step, and settings beside results. Needs the package tensorboard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bagua_bench.analysis import frame
+from bagua_bench.results.records import Record
+
+_CURVES = {"losses": "loss", "step_seconds": "step_seconds"}
+_SUMMARY = ("throughput", "epoch_seconds", "peak_memory")
+_PLAIN = (bool, int, float, str)
+
+
+def write(records: Sequence[Record], folder: Path) -> int:
+    """One run of TensorBoard for each record that has a result, FOLDER/CAMPAIGN/ALGORITHM-CELL-ROUND; how many."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    done = [record for record in records if record["result"] is not None]
+    for record in done:
+        result, began = record["result"], datetime.fromisoformat(record["began"]).timestamp()
+        name = f"{record['config']['algo']['name']}-{record['cell']}-{record['round']}"
+        with SummaryWriter(str(folder / record["campaign"] / name)) as writer:
+            for key, title in _CURVES.items():
+                for step, value in enumerate(result.get(key) or (), 1):
+                    writer.add_scalar(title, value, step, began)
+            metrics = {**result.get("metrics", {}), **{key: result.get(key) for key in _SUMMARY}}
+            numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
+            writer.add_hparams(_settings(record), numbers, run_name=".", global_step=len(result["step_seconds"]))
+    return len(done)
+
+
+def _settings(record: Record) -> dict[str, Any]:
+    values = frame.config_row(record["config"])
+    return {key: value if isinstance(value, _PLAIN) else str(value) for key, value in values.items()}
