@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from algorithms.base import Algorithm
 from bagua_bench.comm import CountedComm
@@ -31,7 +34,12 @@ ALIKE = [name for name in NAMES if not declared(name).rounds]
 """Whose runs are alike; rounds beside the steps fall where they fall."""
 
 
-def train(comm: CountedComm, cell: Cell, steps: int, all_of_them: threading.Barrier) -> tuple[torch.Tensor, float]:
+def train(
+    comm: CountedComm, cell: Cell, steps: int, wait_for_all: Callable[[], object] = dist.barrier
+) -> tuple[torch.Tensor, float]:
+    """Weights and consensus. Ranks take steps together: one that took some alone would take all models to its own
+    optimum.
+    """
     task = Quadratic(lr=0.1)
     model = task.model()
     with make_trainer(cell, model, task.optimizer(model), comm) as trainer:
@@ -41,7 +49,7 @@ def train(comm: CountedComm, cell: Cell, steps: int, all_of_them: threading.Barr
             wait_for_a_round(trainer)
             trainer.optimize()
             trainer.finish_step()
-            all_of_them.wait(20)  # a rank that took its steps alone would take the others' models to its own optimum
+            wait_for_all()
         with trainer.paused():
             return model().detach().clone(), trainer.consensus
 
@@ -66,7 +74,7 @@ def test_it_trains_towards_the_optimum_and_keeps_its_promise_on_replicas(name: s
     layout = [f"cluster.servers={size // per_server}", f"cluster.ranks_per_server={per_server}"]
     cell = resolved(f"algo={name}", "task=quadratic", *layout, *short(name))
     validate(cell)
-    results = run("threads", size, train, cell, 100, threading.Barrier(size), per_server=per_server)
+    results = run("threads", size, train, cell, 100, partial(threading.Barrier(size).wait, 20), per_server=per_server)
     optimum = Quadratic().optimum(size, 0)
     mean = torch.stack([x for x, _ in results]).double().mean(0)
     assert (mean - optimum).norm() < 0.4 * optimum.norm()
