@@ -25,7 +25,7 @@ from tasks.quadratic import Quadratic
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft reads it when it is imported; by default it tells of every quorum
 
-LIMIT = 60.0  # seconds for whatever is waited for
+LIMIT = 180.0  # seconds for whatever is waited for
 _PEACE = 20  # steps that all must have taken before anything happens, and after it
 _STEP = 0.02  # seconds, at least
 

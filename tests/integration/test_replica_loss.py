@@ -12,4 +12,4 @@ def test_training_goes_on_without_a_replica_and_takes_it_in_again() -> None:
     found = replica_loss.suffer(3)
     assert found.equal
     assert min(found.steps) > 60  # of each phase there were 20
-    assert max(found.without_it, found.with_it_again) < replica_loss.LIMIT
+    assert max(found.without_it, found.with_it_again) < replica_loss.LIMIT / 2, "nobody waits for a time-out"

@@ -89,7 +89,7 @@ def in_a_browser(page: Path, script: str) -> str:
     """The page as it is after a script has run."""
     page.write_text(page.read_text().replace("</body>", script))
     show = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
-    return subprocess.run(show, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(show, capture_output=True, text=True, timeout=180, check=True).stdout
 
 
 @pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
@@ -132,6 +132,6 @@ def test_it_fits_a_telephone_and_a_desk(width: int, tmp_path: Path) -> None:
     page.write_text(page.read_text().replace("</body>", report))
     size = f"--window-size={width},900"
     show = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", size, "--dump-dom", page.as_uri()]
-    done = subprocess.run(show, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(show, capture_output=True, text=True, timeout=180, check=True)
     content, window = map(int, re.search("<title>(\\d+) (\\d+)</title>", done.stdout).groups())
     assert content <= window
