@@ -59,7 +59,7 @@ def suffer(replicas: int) -> Loss:
         killed = time.monotonic()
         lost.kill()
         for one in others:
-            one.until(replicas - 1)
+            one.until(replicas - 1, since=killed)
         found.without_it = max(one.pause(killed) for one in others)
         running[-1] = again = _Replica(lost.number, house.address(), replicas)
         begun = time.monotonic()
