@@ -11,7 +11,7 @@ from bagua_bench.analysis import frame
 from bagua_bench.results.records import Record
 
 _CURVES = {"losses": "loss", "step_seconds": "step_seconds"}
-_SUMMARY = ("throughput", "epoch_seconds", "peak_memory")
+_SUMMARY = ("throughput", "epoch_seconds")
 _PLAIN = (bool, int, float, str)
 
 

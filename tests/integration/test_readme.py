@@ -46,6 +46,10 @@ def test_engine_on_an_own_model(change: tuple[str, str], equal: bool, error: flo
     assert (first - 1).abs().max() < error, "it did not learn the sum"
 
 
+def test_the_readme_shows_what_a_command_prints() -> None:
+    assert OUTPUTS
+
+
 @pytest.mark.parametrize(("command", "shown"), OUTPUTS, ids=lambda text: text.partition("\n")[0])
 def test_what_a_command_prints_is_what_the_page_shows(command: str, shown: str, tmp_path: Path) -> None:
     verb, *arguments = command.split()
