@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
 
 DIGITS_TRAIN = 1437
@@ -24,7 +25,7 @@ def _folder(cell: Cell) -> Iterator[str]:
     data = cell.task.options.get("data")
     if data is None or cell.mode != "measure":
         return
-    batch, ranks = cell.task.batch, cell.cluster.ranks
+    batch, ranks = cell.task.batch, facts.algorithm(cell.algo).workers(cell.cluster)
     samples = batch * ranks
     available = DIGITS_TRAIN
     if data != "digits":
@@ -53,7 +54,8 @@ def _count(folder: Path, enough: int) -> int:
 
 def _samples(cell: Cell) -> Iterator[str]:
     """Keys of generated sequences (`tasks.sequences`)."""
-    given, batch, ranks = cell.task.options, cell.task.batch, cell.cluster.ranks
+    given, batch = cell.task.options, cell.task.batch
+    ranks = facts.algorithm(cell.algo).workers(cell.cluster)
     if not cell.task.uneven:
         for key, usual in (("batching", "mixed"), ("samples", None)):
             if given.get(key, usual) != usual:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, TypeVar
 
 from bagua_bench.configuration import conf_folder
-from bagua_bench.configuration.cell import AlgoPart, TaskPart
+from bagua_bench.configuration.cell import AlgoPart, ClusterPart, TaskPart
 from bagua_bench.sources.signature import attributes
 
 _RESERVE = ("#17becf", "#bcbd22", "#393b79", "#637939", "#8c6d31", "#843c39", "#7b4173", "#3182bd")
@@ -60,6 +60,8 @@ class AlgorithmFacts:
     """Bytes that a rank keeps besides weights, gradients and optimizer, over those of the weights."""
     state_shared: float = 0.0
     """The same of what all ranks keep a part of each, over the weights' and summed over the ranks."""
+    serving: int = 0
+    """Servers of the cluster, the last ones, whose ranks only serve the others and take no batches."""
     in_bytes: tuple[str, ...] = ()
     """Options in bytes (or MiB), which are smaller in a scale model."""
     in_time: tuple[str, ...] = ()
@@ -84,6 +86,10 @@ class AlgorithmFacts:
     def state_bytes(self, weights: float, ranks: int) -> float:
         """Bytes of state that a rank of a flat job keeps with so many bytes of weights."""
         return weights * (self.state + self.state_shared / ranks)
+
+    def workers(self, cluster: ClusterPart) -> int:
+        """How many ranks of a cluster take batches; they are the first ones."""
+        return (cluster.servers - self.serving) * cluster.ranks_per_server
 
     def whole(self, steps: int) -> int:
         """`steps` rounded up to whole periods, because a mean over part of a period says nothing."""

@@ -112,6 +112,11 @@ def _algorithm(cell: Cell) -> Iterator[str]:
     declared, name = facts.algorithm(cell.algo), cell.algo.name
     if cell.mode not in declared.modes:
         yield f"mode={cell.mode}: algo={name} cannot be run in it; allowed: {', '.join(declared.modes)}"
+    if declared.serving >= cell.cluster.servers:
+        yield (
+            f"cluster.servers={cell.cluster.servers}: {declared.serving} of them only serve with this algo={name}, and "
+            f"none is left to train; allowed: at least {declared.serving + 1}"
+        )
     if declared.needs_shapes and cell.shrink != 1:
         yield (
             f"compute.shrink={cell.shrink:g}: algo={name} looks at the shapes of parameters, which a "
@@ -220,6 +225,8 @@ def _batch_norm(cell: Cell) -> Iterator[str]:
         yield f"task.sync_bn=true: the layers of mode={cell.mode} compute nothing; allowed: mode=measure"
     elif facts.algorithm(cell.algo).rounds:
         yield f"task.sync_bn=true: ranks wait for each other in every layer, which algo={cell.algo.name} avoids"
+    elif facts.algorithm(cell.algo).serving:
+        yield f"task.sync_bn=true: all ranks meet in every layer, and with this algo={cell.algo.name} some have none"
 
 
 def _modes(cell: Cell) -> Iterator[str]:

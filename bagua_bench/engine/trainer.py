@@ -29,6 +29,8 @@ class Trainer(ABC):
     """Set for float16: `backward` is then called on `scale.scaled(loss)`."""
     consensus: float = 0.0
     """Largest allowed distance between replicas, relative; 0: bit-equal."""
+    trains: bool = True
+    """False on a rank that only serves others: it takes no batches, and its replica of the model is none."""
 
     @property
     def rounds(self) -> Rounds | None:

@@ -1,4 +1,4 @@
-"""Which algorithm is the fastest at every bandwidth and latency, and how much faster than DDP."""
+"""Which algorithm is the fastest at every bandwidth and latency, and how much faster than DDP; one map per size."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from bagua_bench.configuration import facts
 from bagua_bench.figures import style
 from bagua_bench.results.records import Record, comparable
 
-AXES = ("algo", "network.bandwidth", "network.latency", "network.name")
-PLACE = ["gbit_per_s", "latency_ms"]
+AXES = ("algo", "network.bandwidth", "network.latency", "network.name", "cluster.servers")
+PLACE = {"gbit_per_s": "Bandwidth, Gbit/s", "latency_ms": "Latency one way, ms", "servers": "Servers"}
+"""Columns of what a reader chooses, and their names."""
 TIE = 1.06
 """Whoever leads by less may not be the fastest: the simulator's mean error (docs/validation.md)."""
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
-    """One row per bandwidth and latency: the fastest algorithm, its step time in seconds, its speed-up over DDP.
+    """One row per bandwidth, latency and number of servers: the fastest algorithm, its step time in seconds, and its
+    speed-up over DDP.
 
     `lead`: the step time of the `runner_up` over that of the fastest. ValueError as of `ranked`.
     """
-    return pd.DataFrame([_fastest(rows) for _, rows in ranked(records).groupby(PLACE)])
+    return pd.DataFrame([_fastest(rows) for _, rows in ranked(records).groupby(list(PLACE))])
 
 
 def ranked(records: Sequence[Record]) -> pd.DataFrame:
-    """One row per bandwidth, latency and algorithm, with its speed-up over DDP.
+    """One row per bandwidth, latency, number of servers and algorithm, with its speed-up over DDP.
 
     ValueError if the records differ in more than these, or if DDP is not among them.
     """
@@ -38,6 +40,7 @@ def ranked(records: Sequence[Record]) -> pd.DataFrame:
         {
             "gbit_per_s": record["config"]["network"]["bandwidth"] / 1e9,
             "latency_ms": record["config"]["network"]["latency"] * 1e3,
+            "servers": record["config"]["cluster"]["servers"],
             "algorithm": record["config"]["algo"]["name"],
             "step_seconds": float(np.mean(record["result"]["step_seconds"])),
             "source": record["source"],
@@ -48,10 +51,10 @@ def ranked(records: Sequence[Record]) -> pd.DataFrame:
         for record in records
     ]
     data = pd.DataFrame(rows)
-    ddp = data[data["algorithm"] == facts.baseline()].set_index(PLACE)["step_seconds"].rename("ddp_seconds")
+    ddp = data[data["algorithm"] == facts.baseline()].set_index(list(PLACE))["step_seconds"].rename("ddp_seconds")
     if ddp.empty:
         raise ValueError(f"a decision map needs records of algo={facts.baseline()} to compare with")
-    data = data.join(ddp, on=PLACE)
+    data = data.join(ddp, on=list(PLACE))
     return data.assign(speed_up=data["ddp_seconds"] / data["step_seconds"])
 
 
@@ -61,6 +64,12 @@ def _fastest(rows: pd.DataFrame) -> dict[Hashable, Any]:
     second = others[0] if others else {"algorithm": None, "step_seconds": np.inf}
     lead = second["step_seconds"] / first["step_seconds"]
     return {**first, "runner_up": second["algorithm"], "lead": lead}
+
+
+def parts(data: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """A map per number of servers; without a name if there is only one."""
+    found = {f"{servers}_servers": rows.reset_index(drop=True) for servers, rows in data.groupby("servers")}
+    return found if len(found) > 1 else dict.fromkeys([""], data)
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
@@ -84,6 +93,7 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     axes.set_xlabel("bandwidth, Gbit/s")
     axes.set_ylabel("added latency one way, ms")
     origin = [", ".join(sorted(set(data["source"])))]
+    origin += [f"{servers} servers" for servers in data["servers"].unique()]
     origin += [f"{key}={name}" for key in ("compute", "cluster") for name in data[key].dropna().unique()]
     axes.set_title(f"fastest algorithm, and its speed-up over DDP\n{', '.join(origin)}")
     names = sorted(set(data["algorithm"]))

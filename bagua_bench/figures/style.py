@@ -92,5 +92,10 @@ def legend(axes: Axes, **options: Any) -> None:
     axes.legend(**{"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0, **options})
 
 
+def option(label: str) -> str:
+    """The option of the group algo that a published label stands for."""
+    return _PUBLISHED.get(label, label)
+
+
 def _option(algo: str) -> facts.AlgorithmFacts:
-    return facts.option(_PUBLISHED.get(algo, algo))
+    return facts.option(option(algo))

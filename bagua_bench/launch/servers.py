@@ -57,7 +57,8 @@ def start_one(
     files = [f"--log-dir={folder / 'logs' / str(server)}", f"--nproc-per-node={ranks}"]
     worker = ["-m", "bagua_bench.worker.rank", str(folder)]
     arguments = ["-m", *agent, *rendezvous, *files, *worker]
-    return start_python(host, arguments, folder / f"agent-{server}.log", {**environment(host, world), **(more or {})})
+    own = {"TMPDIR": str(folder), **(more or {})}  # what they forget there, or leave when killed, goes with the run
+    return start_python(host, arguments, folder / f"agent-{server}.log", {**environment(host, world), **own})
 
 
 def start_python(host: Host, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Agent:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from bagua_bench.network import accuracy, machine
 from bagua_bench.network.commands import NetworkError
+from bagua_bench.processes.alone import alone
 from bagua_bench.results import records
 
 
@@ -26,9 +27,10 @@ def main() -> int:
         backend = machine.choose(arguments.backend, "cubic")
         machine.enter()
         found = []
-        for record in accuracy.measure(backend):
-            records.append(arguments.results / "accuracy.jsonl", record)
-            found.append(record)
+        with alone(lambda text: print(text, file=sys.stderr, flush=True)):
+            for record in accuracy.measure(backend):
+                records.append(arguments.results / "accuracy.jsonl", record)
+                found.append(record)
     except (ValueError, NetworkError) as error:
         print(error, file=sys.stderr)
         return 2

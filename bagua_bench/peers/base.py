@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from abc import ABC, abstractmethod
+from typing import Any
 
+import psutil
 from torch import nn
 from torch.optim import Optimizer
 
@@ -40,3 +44,10 @@ class PeerTrainer(Trainer):
 
     def sent(self) -> dict[str, float]:
         return {"flat": self._sent, "intra": 0.0, "inter": 0.0}
+
+
+def own_address() -> str:
+    """This server's address on the network over which ranks communicate."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    found: list[Any] = psutil.net_if_addrs()[interface]
+    return next(str(one.address) for one in found if one.family == socket.AF_INET)

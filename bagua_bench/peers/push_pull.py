@@ -34,16 +34,16 @@ class Part:
     owner: int
 
 
-def parts_of(gradients: Sequence[Tensor], nbytes: int, owners: int) -> list[Part]:
+def parts_of(gradients: Sequence[Tensor], nbytes: int, owners: range) -> list[Part]:
     """The partitions of gradients, of at most `nbytes` each; a partition goes to the owner that has least so far."""
-    held, found = [0] * owners, list[Part]()
+    held, found = [0] * len(owners), list[Part]()
     for position, gradient in enumerate(gradients):
         size, most = gradient.numel(), max(1, nbytes // gradient.itemsize)
         for begin in range(0, size, most):
             end = min(begin + most, size)
-            owner = held.index(min(held))
-            held[owner] += (end - begin) * gradient.itemsize
-            found.append(Part(len(found), position, begin, end, owner))
+            least = held.index(min(held))
+            held[least] += (end - begin) * gradient.itemsize
+            found.append(Part(len(found), position, begin, end, owners[least]))
     return found
 
 
@@ -70,33 +70,46 @@ class _Sum:
     own: tuple[Tensor, _Ticket] | None = None
     """What this rank pushes itself."""
     replies: list[dist.Work] = field(default_factory=list)
+    rounds: int = 0
+    """How often it has been added up and sent."""
 
 
 class Shares:
-    """One rank's side of the exchange: a worker, and the server of its partitions. `comm` is its own, and ends with it.
+    """One rank's side of the exchange: a worker, the server of its partitions, or both; `comm` ends with it.
 
-    For every other rank there is a thread that sends it partitions, and one that takes in what it pushes. Messages
-    have tags: 0 says which partition was sent next; 1 and so on are partitions on their way to a server, and those
-    behind these are sums on their way back. A server awaits every partition of the next step as soon as it has the sum
-    of this one, because gloo sends only what is awaited.
+    A worker has a thread for every server, which sends it partitions; a server has one for every worker, which takes in
+    what it pushes. Messages have tags: 0 says which partition was sent next; 1 and so on are partitions on their way to
+    a server, and those behind these are sums on their way back. A server awaits every partition of the next step as
+    soon as it has the sum of this one, because gloo sends only what is awaited.
 
-    gradients: tensors of the same sizes and types as those that are pushed. ranks: whose mean is computed.
+    gradients: tensors of the same sizes and types as those that are pushed. over: what sums are divided by.
+    workers: how many ranks push; they are the first. servers: those that keep partitions, which may be the same ones.
     """
 
     def __init__(
-        self, comm: TorchComm, parts: Sequence[Part], gradients: Sequence[Tensor], credit: int, ranks: int
+        self,
+        comm: TorchComm,
+        parts: Sequence[Part],
+        gradients: Sequence[Tensor],
+        credit: int,
+        over: int,
+        workers: int,
+        servers: range,
     ) -> None:
-        self._comm, self._parts, self._credit, self._ranks = comm, parts, credit, ranks
-        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
+        self._comm, self._parts, self._credit, self._over = comm, parts, credit, over
+        self._works, self._serves = comm.rank < workers, comm.rank in servers
+        self._workers = workers
+        self._others = [rank for rank in range(workers) if rank != comm.rank]
+        self._servers = [rank for rank in servers if rank != comm.rank]
         self._error: BaseException | None = None
         self._ends = False
         self._moved = 0.0  # when a partition came or went
         self._lock = threading.Condition()
-        self._queues: dict[int, list[tuple[int, int, Tensor, _Ticket]]] = {rank: [] for rank in self._others}
+        self._queues: dict[int, list[tuple[int, int, Tensor, _Ticket]]] = {rank: [] for rank in self._servers}
         self._tickets: list[_Ticket] = []
         self._of: dict[int, list[Part]] = {}
         self._sums: dict[int, _Sum] = {}
-        step = 0
+        self._steps = step = 0
         for part in parts:
             self._of.setdefault(part.position, []).append(part)
             like = gradients[part.position]
@@ -104,12 +117,13 @@ class Shares:
             if part.owner == comm.rank:
                 self._sums[part.number] = self._sum_of(part, like)
                 step += len(self._others) * nbytes
-            else:
+            elif self._works:
                 step += _HEADER.itemsize + nbytes
         self._step_bytes = step
         self.sent = 0.0
         """Bytes of partitions, sums and headers that this rank has sent in the steps that are over."""
-        self._threads = [self._start(work, rank) for rank in self._others for work in (self._send, self._take_in)]
+        self._threads = [self._start(self._send, rank) for rank in self._servers if self._works]
+        self._threads += [self._start(self._take_in, rank) for rank in self._others if self._serves]
 
     # -- the worker -------------------------------------------------------------------------------------------
 
@@ -130,19 +144,33 @@ class Shares:
             self._arrived(one)
 
     def wait(self) -> None:
-        """Return when everything that was pushed is replaced. CommError if a rank is lost, or too late."""
+        """Return when everything that was pushed in this step is replaced, or was served by a rank that only serves.
+
+        CommError if a rank is lost, or too late.
+        """
         self._moved = time.monotonic()
         for ticket in self._tickets:
             while not ticket.settled.wait(_POLL):
-                if self._error is not None:
-                    raise CommError(f"a partition is lost: {self._error}")
-                if time.monotonic() > self._moved + self._comm.timeout:
-                    raise CommError(f"no partition has come for {self._comm.timeout:g} s")
+                self._check()
             if ticket.pull is not None:
                 with errors("pull"):
                     ticket.pull.wait()
         self._tickets.clear()
+        self._steps += 1
+        if not self._works:
+            with self._lock:
+                while not self._lock.wait_for(self._served, _POLL):
+                    self._check()
         self.sent += self._step_bytes
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise CommError(f"a partition is lost: {self._error}")
+        if time.monotonic() > self._moved + self._comm.timeout:
+            raise CommError(f"no partition has come for {self._comm.timeout:g} s")
+
+    def _served(self) -> bool:
+        return all(one.rounds >= self._steps for one in self._sums.values())
 
     def _send(self, rank: int) -> None:
         under_way: deque[tuple[dist.Work, dist.Work, Tensor]] = deque()
@@ -167,12 +195,12 @@ class Shares:
     def _sum_of(self, part: Part, like: Tensor) -> _Sum:
         size = part.end - part.begin
         pushed = {rank: torch.empty(size, dtype=like.dtype) for rank in self._others}
-        found = _Sum(part, torch.empty(size, dtype=like.dtype), pushed, self._comm.size)
+        found = _Sum(part, torch.empty(size, dtype=like.dtype), pushed, self._workers)
         self._await(found)
         return found
 
     def _await(self, one: _Sum) -> None:
-        one.missing = self._comm.size
+        one.missing = self._workers
         one.receives = {rank: self._receive(x, rank, 1 + one.part.number) for rank, x in one.pushed.items()}
 
     def _take_in(self, rank: int) -> None:
@@ -198,16 +226,23 @@ class Shares:
             one.missing -= 1
             if one.missing:
                 return
-        assert one.own is not None
-        (piece, ticket), one.own = one.own, None
-        one.total.copy_(one.pushed.get(0, piece))
-        for rank in range(1, self._comm.size):
-            one.total.add_(one.pushed.get(rank, piece))
-        one.total.div_(self._ranks)
+        terms = dict(one.pushed)
+        own, one.own = one.own, None
+        if own is not None:
+            terms[self._comm.rank] = own[0]
+        one.total.copy_(terms[0])
+        for rank in range(1, self._workers):
+            one.total.add_(terms[rank])
+        one.total.div_(self._over)
         self._await(one)
         one.replies = [self._post(one.total, rank, self._reply_tag(one.part.number)) for rank in self._others]
-        piece.copy_(one.total)
-        self._settle(ticket)
+        if own is not None:
+            own[0].copy_(one.total)
+            self._settle(own[1])
+        with self._lock:
+            self._moved = time.monotonic()
+            one.rounds += 1
+            self._lock.notify_all()
 
     # -- both -------------------------------------------------------------------------------------------------
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from abc import abstractmethod
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
 
 os.environ.setdefault("RUST_LOG", "warn")  # torchft reads it when it is imported; by default it tells of every quorum
 
-import psutil
 import torch
 import torchft
 from torch import Tensor, nn
@@ -23,7 +20,7 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 from bagua_bench.comm import CommError, traffic
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.engine.stopwatch import stamp
-from bagua_bench.peers.base import PeerTrainer
+from bagua_bench.peers.base import PeerTrainer, own_address
 
 
 class _Manager(torchft.Manager):  # type: ignore[misc]
@@ -50,7 +47,7 @@ class _TorchFTTrainer(PeerTrainer):
             comm.broadcast(tensor)  # instead of torchft's own copies, which go through HTTP
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._whole = traffic.all_reduce(sum(p.nbytes for p in self._trained), comm.size)
-        address, port = _address(), torch.zeros(1, dtype=torch.int64)
+        address, port = own_address(), torch.zeros(1, dtype=torch.int64)
         self._lighthouse: LighthouseServer | None = None
         if comm.rank == 0:
             self._lighthouse = LighthouseServer(bind="[::]:0", min_replicas=comm.size)
@@ -206,10 +203,3 @@ class DiLoCoTrainer(_Periodic):
         [fragment] = self._diloco._fragments
         fragment.save_parameters()
         self._outer.state.clear()
-
-
-def _address() -> str:
-    """This server's address on the network over which ranks communicate."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    found: list[Any] = psutil.net_if_addrs()[interface]
-    return next(str(one.address) for one in found if one.family == socket.AF_INET)

@@ -1,4 +1,7 @@
-"""Starts the processes of one part of a check side by side, ends them together, and reports what they printed."""
+"""Starts the processes of one part of a check side by side, ends them together, and reports what they printed.
+
+Meanwhile no other timed run of this user begins.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import Signals
+
+from bagua_bench.processes.alone import alone
 
 _HOME = Path(__file__).resolve().parents[2]
 _GRACE = 2.0  # seconds in which the others may fail after the first; over NCCL they would wait for it
@@ -33,11 +38,16 @@ def run(
 
     PartFailed if one fails, or if `limit` seconds pass. No process is left running; the logs stay in `folder`.
     """
+    with alone(lambda text: print(text, file=sys.stderr, flush=True)):
+        return _run(arguments, folder, limit, variables or {})
+
+
+def _run(arguments: Sequence[Sequence[str]], folder: Path, limit: float, variables: Mapping[str, str]) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     logs = [folder / f"{number}.log" for number in range(len(arguments))]
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        processes += (_start(one, log, variables or {}) for one, log in zip(arguments, logs, strict=True))
+        processes += (_start(one, log, variables) for one, log in zip(arguments, logs, strict=True))
         first = _first_failure(processes, limit)
         late = any(process.poll() is None for process in processes)
     finally:

@@ -116,31 +116,45 @@ def _figure(module: ModuleType, rows: pd.DataFrame, name: str) -> str:
 
 
 def _map(campaigns: dict[str, Sequence[Record]]) -> str:
-    """Which algorithm at a bandwidth and a latency that the reader chooses; empty without records of such a map."""
-    found = next((found for name, found in campaigns.items() if name == "decision_map"), None)
+    """Which algorithm on a network and cluster that the reader chooses; empty without records of such a map.
+
+    It is that of the first campaign whose figure is a decision map.
+    """
+    found = next((found for name, found in campaigns.items() if _is_map(name, found)), None)
     if found is None:
         return ""
     rows = decision_map.ranked(records.latest(found))
-    values = [sorted(set(rows[key])) for key in ("gbit_per_s", "latency_ms")]
+    chosen = {key: label for key, label in decision_map.PLACE.items() if rows[key].nunique() > 1}
+    if not chosen:
+        return ""
+    values = [sorted(set(rows[key])) for key in chosen]
     places = {
-        f"{rate:g} {latency:g}": [
+        " ".join(f"{value:g}" for value in place): [
             [style.name(row["algorithm"]), row["speed_up"], row["step_seconds"], style.colour(row["algorithm"])]
             for row in there.sort_values("step_seconds").to_dict("records")
         ]
-        for (rate, latency), there in rows.groupby(["gbit_per_s", "latency_ms"])
+        for place, there in rows.groupby(list(chosen))
     }
     shown = [[float(f"{value:g}") for value in known] for known in values]
-    given = json.dumps({"values": shown, "units": ["Gbit/s", "ms"], "places": places})
+    given = json.dumps({"values": shown, "places": places})
     sliders = "\n".join(
         f'<label>{label} <input type="range" min="0" max="{len(known) - 1}" value="{len(known) // 2}"> '
         "<output></output></label>"
-        for label, known in zip(("Bandwidth", "Latency one way"), values, strict=True)
+        for label, known in zip(chosen.values(), values, strict=True)
     )
     origin = ", ".join(str(rows[key].iloc[0]) for key in ("task", "source", "cluster", "compute"))
     best = f"Speed-up over {style.name(facts.baseline())} and time of a step ({escape(origin)})."
     table = f'<div class="scroll"><table aria-live="polite"><tbody></tbody></table></div><p>{best}</p>'
     data = f'<script type="application/json">{given}</script>'
     return f'<section id="map"><h2>Which algorithm?</h2>\n{sliders}\n{table}\n{data}</section>'
+
+
+def _is_map(campaign: str, found: Sequence[Record]) -> bool:
+    """Whether a campaign's declared figure is a decision map, and there are records to draw it from."""
+    try:
+        return import_module(module_of(campaign)) is decision_map and bool(records.latest(found))
+    except (ValueError, FileNotFoundError):
+        return False
 
 
 def _table(found: Sequence[Record]) -> str:

@@ -123,6 +123,8 @@ class RankResult:
     skipped_steps: int | None = None
     interface: Interface | None = None
     averaging: Averaging | None = None
+    trains: bool = True
+    """Whether it takes batches; False of a rank that only serves others."""
 
     def slowed(self, factor: float) -> RankResult:
         """With times so many times as long."""

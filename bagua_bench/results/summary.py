@@ -16,7 +16,8 @@ def summarise(result: Result) -> dict[str, Any]:
     ranks, samples = result.ranks, result.samples_per_step
     steps = [max(rank["step"] for rank in step) for step in zip(*(rank.seconds for rank in ranks), strict=True)]
     rate = stats.throughput(samples, steps)
-    metrics = [rank.metrics for rank in ranks]
+    trained = [rank for rank in ranks if rank.trains]
+    metrics = [rank.metrics for rank in trained]
     return {
         "step_seconds": steps,
         "throughput": rate,
@@ -27,13 +28,14 @@ def summarise(result: Result) -> dict[str, Any]:
         "peak_memory": [rank.peak_memory for rank in ranks],
         "streams": [plain.dump(rank.streams) for rank in ranks],
         "skipped_steps": [rank.skipped_steps for rank in ranks],
-        "losses": [mean(losses) for losses in zip(*(rank.losses for rank in ranks), strict=True)],
+        "losses": [mean(losses) for losses in zip(*(rank.losses for rank in trained), strict=True)],
         "metrics": {key: mean(m[key] for m in metrics) for key in metrics[0]},
         **{key: value for key, value in result.to_json().items() if key != "ranks"},
     }
 
 
 def _mean_phase(result: Result, phase: str) -> float:
-    """Mean seconds of a phase over steps and ranks; an entry that stands for several ranks is weighted by them."""
-    means = [mean(step[phase] for step in rank.seconds) for rank in result.ranks]
-    return fmean(means, result.rank_counts)
+    """Mean seconds of a phase over steps and ranks that train; an entry that stands for several is weighted by them."""
+    counts = result.rank_counts or (1.0,) * len(result.ranks)
+    trained = [(rank, count) for rank, count in zip(result.ranks, counts, strict=True) if rank.trains]
+    return fmean([mean(step[phase] for step in rank.seconds) for rank, _ in trained], [count for _, count in trained])

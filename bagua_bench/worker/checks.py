@@ -14,18 +14,19 @@ from bagua_bench.comm.torch_groups import gathered
 from bagua_bench.results.result import Checks
 
 
-def check_replicas(model: nn.Module, consensus: float) -> Checks:
-    """Compare the replicas of all ranks; collective over the default group.
+def check_replicas(model: nn.Module, consensus: float, trains: bool = True) -> Checks:
+    """Compare the replicas of all ranks that train, which are all where consensus > 0; collective over the default
+    group.
 
     `replicas`: "equal" (bit for bit) or "different", or with consensus > 0 the largest distance of a replica from the
     mean of all, relative to the mean of the replicas' norms.
     """
-    params = [p.detach() for p in model.parameters()]
+    params = [p.detach() for p in model.parameters()] if trains else []
     finite = _all(all(bool(torch.isfinite(p.sum(dtype=torch.float64))) for p in params))
     if not finite:
         return Checks(passed=False, reason="the weights hold NaN or Inf", finite=False)
     if consensus == 0:
-        equal = _equal_digests(_digest(params))
+        equal = _equal_digests(_digest(params) if trains else None)
         reason = None if equal else "the replicas differ, and this algorithm keeps them equal"
         return Checks(passed=equal, reason=reason, finite=True, replicas="equal" if equal else "different")
     distance = _consensus_distance(params)
@@ -48,8 +49,8 @@ def _digest(params: list[Tensor]) -> bytes:
     return digest.digest()
 
 
-def _equal_digests(own: bytes) -> bool:
-    return len(set(gathered(own))) == 1
+def _equal_digests(own: bytes | None) -> bool:
+    return len({digest for digest in gathered(own) if digest is not None}) == 1
 
 
 def _consensus_distance(params: list[Tensor]) -> float:

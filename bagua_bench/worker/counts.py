@@ -28,11 +28,12 @@ class Counts:
         trainer = self._trainer
         return RankResult(
             seconds=tuple(seconds),
-            losses=tuple(losses),
+            losses=tuple(losses) if trainer.trains else (),
             sent={key: value - self._sent[key] for key, value in trainer.sent().items()},
             metrics={},
             averaging=None if trainer.rounds is None else trainer.rounds.summary(),
             peak_memory=memory.peak(self._device),
             skipped_steps=None if trainer.scale is None else trainer.scale.skipped - self._skipped,
+            trains=trainer.trains,
             interface=Interface(**{key: value - self._on_wire[key] for key, value in counters.sent().items()}),
         )

@@ -47,7 +47,8 @@ class Loop:
 
     def _step(self, batches: Iterator[Batch]) -> tuple[dict[str, float], float]:
         """One step: seconds by phase (without fetching data) and the loss."""
-        fetched = [tuple(part.to(self._device) for part in next(batches)) for _ in range(self._accumulate)]
+        number = self._accumulate if self._trainer.trains else 0
+        fetched = [tuple(part.to(self._device) for part in next(batches)) for _ in range(number)]
         loss = self._train(fetched)
         spent = self._watch.stop()
         self._delay = (self._slowness - 1) * (spent["forward"] + spent["backward"] - self._delay)

@@ -121,13 +121,15 @@ def _measure(
 ) -> Result | None:
     """Warm up, take the timed steps, check; the result on rank 0, None elsewhere."""
     run, size, learns = cell.run, dist.get_world_size(), cell.mode == "measure"
-    samples, declared = task.batch * run.accumulate * size, facts.algorithm(cell.algo)
+    declared = facts.algorithm(cell.algo)
+    workers = size - cell.cluster.ranks + declared.workers(cell.cluster)  # of an elastic run, servers may be missing
+    samples = task.batch * run.accumulate * workers
     warmup_steps, own = _trained(cell, task, trainer, device, progress, samples, course)
     streams = environment.streams(cell.transport) or comm.streams()
     with trainer.paused():
         progress.say("checking")
-        checks = check_replicas(trainer.model, trainer.consensus) if learns else NOT_CHECKED
-        metrics = task.evaluate(trainer.model) if run.evaluate and checks.passed else {}
+        checks = check_replicas(trainer.model, trainer.consensus, trainer.trains) if learns else NOT_CHECKED
+        metrics = task.evaluate(trainer.model) if run.evaluate and checks.passed and trainer.trains else {}
     ranks = _gather(replace(own, metrics=metrics, streams=_frozen(streams)))
     if ranks is None:
         return None
@@ -145,7 +147,7 @@ def _measure(
         parameters=sum(p.numel() for p in trainer.model.parameters()),
         sending=_unscaled(trainer.sending, cell.shrink),
         study=trainer.study,
-        imbalance=_imbalance(run, task, size, len(ranks[0].seconds)),
+        imbalance=_imbalance(run, task, workers, len(ranks[0].seconds)),
     )
 
 
@@ -162,7 +164,7 @@ def _trained(
 
     An elastic run takes those that are left, and has no warm-up.
     """
-    run, rank, size, learns = cell.run, dist.get_rank(), dist.get_world_size(), cell.mode == "measure"
+    run, rank, learns = cell.run, dist.get_rank(), cell.mode == "measure"
     place = rank if course is None else meeting.server()
     slowness = cell.cluster.slow_ranks.get(str(place), 1.0) if learns else 1.0  # the emulation has its own
     if run.elastic is not None:
@@ -172,9 +174,16 @@ def _trained(
     declared = facts.algorithm(cell.algo)
     report = progress.stepper(samples / cell.haste, {"untimed": run.untimed, "timed": declared.whole(run.steps)})
     loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision)
-    warmup_steps = _warm_up(run, task, trainer, loop, learns) if run.warmup or run.autotune else 0
+    workers = declared.workers(cell.cluster)
+    warmup_steps = _warm_up(run, task, trainer, loop, learns, workers) if run.warmup or run.autotune else 0
     torch.manual_seed(run.seed + 1 + rank)  # dropout differs between ranks
-    return warmup_steps, _timed(run, declared, trainer, loop, task.batches(rank, size, run.seed), device)
+    return warmup_steps, _timed(run, declared, trainer, loop, _batches(task, run, workers), device)
+
+
+def _batches(task: Task, run: RunPart, workers: int) -> Iterator[Batch]:
+    """This rank's, one of so many that take any."""
+    rank = dist.get_rank()
+    return task.batches(rank, workers, run.seed) if rank < workers else iter(())
 
 
 def _imbalance(run: RunPart, task: Task, size: int, steps: int) -> float | None:
@@ -229,9 +238,9 @@ def _goes_on(trainer: Trainer, rounds: int, patient: bool) -> bool:
     return bool(applied < rounds and everyone_is)
 
 
-def _warm_up(run: RunPart, task: Task, trainer: Trainer, loop: Loop, learns: bool) -> int:
+def _warm_up(run: RunPart, task: Task, trainer: Trainer, loop: Loop, learns: bool, workers: int) -> int:
     start = Snapshot(trainer.model) if learns else None
-    batches = task.batches(dist.get_rank(), dist.get_world_size(), run.seed)
+    batches = _batches(task, run, workers)
     steps = loop.tune(batches) + loop.warm_up(batches, run.warmup)
     with trainer.paused():
         if start is not None:

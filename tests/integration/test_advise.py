@@ -110,6 +110,7 @@ def test_the_maps_hold_all_of_qadams_training(name: str) -> None:
     assert (cell.algo.options["warmup_steps"], cell.run.steps, cell.run.untimed) == (1, 5, 0)
     made = records.complete(records.make_record(cell, name, 0, datetime.now(timezone.utc)), simulate(cell))["result"]
     asked = ["mode=simulate", "task=vgg16", f"cluster={cell.cluster.name}", "transport=nccl", "run.steps=1"]
+    asked += [f"cluster.servers={cell.cluster.servers}"]
     asked += ["network.bandwidth=10gbit", f"compute={cell.profile.name}", "run.bucket_size=10MiB", "run.channels=1"]
     [warm] = steps(*asked, "algo=gradient_allreduce")
     [late] = steps(*asked, "algo=qadam", "algo.warmup_steps=1", "run.untimed=1")

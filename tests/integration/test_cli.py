@@ -40,7 +40,7 @@ def test_a_run_and_a_campaign(tmp_path: Path) -> None:
     [record] = recorded(tmp_path)
     assert record["source"] == "simulated"
     done = command(tmp_path, "campaign", "decision_map", "campaign.dry_run=true")
-    assert done.returncode == 0 and "180" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "540" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

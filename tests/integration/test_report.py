@@ -116,8 +116,8 @@ def test_a_browser_says_which_algorithm_at_a_chosen_place(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     shown = in_a_browser(tmp_path / "map.html", SLIDE)
     table = shown[shown.index('<section id="map">') : shown.index('<script type="application/json">{"values"')]
-    assert re.findall("<output>(.*?)</output>", table) == ["1 Gbit/s", "1 ms"]
-    data = pd.read_csv(HOME / "results" / "figures" / "decision_map.csv")
+    assert re.findall("<output>(.*?)</output>", table) == ["1", "1", "8"]
+    data = pd.read_csv(HOME / "results" / "figures" / "decision_map-8_servers.csv")
     best = data[(data["gbit_per_s"] == 1) & (data["latency_ms"] == 1)].iloc[0]
     first = re.findall(r"<tr><td>(.*?)</td><td>.*?</td><td>(.*?)x</td>", table)[0]
     assert first == (style.name(best["algorithm"]), f"{best['speed_up']:.2f}")

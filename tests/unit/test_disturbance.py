@@ -71,8 +71,9 @@ def test_what_counts_as_one(
     assert Disturbance().found()["flags"] == flags
 
 
-def test_a_timed_run_waits_for_another_one(tmp_path: Path) -> None:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+def waits(command: list[str], folder: Path, begun: Path) -> None:
+    """Check that a command waits while another process times a run, says so, and then does its work."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(HOME)}
     environment.pop(alone.TOGETHER)
     hold = "import sys\nfrom bagua_bench.processes.alone import alone\nwith alone(print): print(); sys.stdin.read()"
     holder = subprocess.Popen(
@@ -80,18 +81,31 @@ def test_a_timed_run_waits_for_another_one(tmp_path: Path) -> None:
     )
     assert holder.stdin is not None and holder.stdout is not None
     holder.stdout.readline()
-    run = subprocess.Popen([*COMMAND, *TINY], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
     assert run.stderr is not None
     lines = iter(run.stderr.readline, "")
     said = next(line for line in lines if "waiting" in line)
     assert f"waiting for the timed run of process {holder.pid} (BAGUA_BENCH_TOGETHER=1 does not)" in said
-    assert not (tmp_path / "results" / "runs" / "records.jsonl").exists()
+    assert not begun.exists()
     holder.stdin.close()
     rest = "".join(lines)
     assert run.wait(240) == 0, rest
     assert holder.wait(10) == 0
+
+
+def test_a_timed_run_waits_for_another_one(tmp_path: Path) -> None:
+    waits([*COMMAND, *TINY], tmp_path, tmp_path / "results" / "runs" / "records.jsonl")
     [record] = recorded(tmp_path)
     assert record["disturbance"]["cores"] == len(os.sched_getaffinity(0))
+
+
+def test_a_timed_part_of_another_command_waits_too(tmp_path: Path) -> None:
+    part = (
+        "from pathlib import Path; from bagua_bench.processes import together; "
+        "together.run([['-c', 'print(1)']], Path('logs'), 60)"
+    )
+    waits([sys.executable, "-c", part], tmp_path, tmp_path / "logs" / "0.log")
+    assert (tmp_path / "logs" / "0.log").read_text() == "1\n"
 
 
 def test_nobody_waits_where_no_file_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,14 +28,14 @@ SIZES = (5, 100, 1, 64, 7)
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=8), st.integers(1, 400), st.integers(1, 5))
 def test_partitions_are_all_of_the_gradients_and_evenly_kept(sizes: list[int], nbytes: int, owners: int) -> None:
-    parts = parts_of([torch.empty(size) for size in sizes], nbytes, owners)
+    parts = parts_of([torch.empty(size) for size in sizes], nbytes, range(3, 3 + owners))
     assert [part.number for part in parts] == list(range(len(parts)))
     for position, size in enumerate(sizes):
         own = [(part.begin, part.end) for part in parts if part.position == position]
         assert [i for begin, end in own for i in range(begin, end)] == list(range(size))
     most = max(part.end - part.begin for part in parts)
     assert most <= max(1, nbytes // 4)
-    held = [sum(part.end - part.begin for part in parts if part.owner == owner) for owner in range(owners)]
+    held = [sum(part.end - part.begin for part in parts if part.owner == owner) for owner in range(3, 3 + owners)]
     assert max(held) - min(held) <= most
 
 
@@ -44,13 +44,20 @@ def value(rank: int, step: int, position: int) -> Tensor:
     return torch.randn(SIZES[position], generator=generator)
 
 
-def exchanged(comm: CountedComm, nbytes: int, credit: int) -> tuple[list[list[Tensor]], float]:
-    """What every gradient becomes, in five steps in which each rank has its gradients in an order of its own."""
+def exchanged(comm: CountedComm, nbytes: int, credit: int, own: int) -> tuple[list[list[Tensor]], float]:
+    """What every gradient becomes, in five steps in which each rank has its gradients in an order of its own.
+
+    The last `own` ranks only serve.
+    """
     assert isinstance(comm, TorchComm)
-    like = [torch.empty(size) for size in SIZES]
-    shares = Shares(comm.another(), parts_of(like, nbytes, comm.size), like, credit, comm.size)
+    like, workers = [torch.empty(size) for size in SIZES], comm.size - own
+    servers = range(workers if own else 0, comm.size)
+    shares = Shares(comm.another(), parts_of(like, nbytes, servers), like, credit, workers, workers, servers)
     found = []
     for step in range(5):
+        if comm.rank >= workers:
+            shares.wait()
+            continue
         gradients = [value(comm.rank, step, position) for position in range(len(SIZES))]
         for position in torch.randperm(len(SIZES), generator=torch.Generator().manual_seed(comm.rank + step)).tolist():
             time.sleep(0.001 * comm.rank)
@@ -61,19 +68,26 @@ def exchanged(comm: CountedComm, nbytes: int, credit: int) -> tuple[list[list[Te
     return found, shares.sent
 
 
-@pytest.mark.parametrize(("size", "nbytes", "credit"), [(2, 2**22, 4), (3, 40, 1), (3, 40, 4), (4, 4, 2)])
-def test_all_have_the_mean_in_the_order_of_ranks(size: int, nbytes: int, credit: int) -> None:
-    results = run("gloo", size, exchanged, nbytes, credit)
-    for found, _ in results:
+@pytest.mark.parametrize(
+    ("size", "nbytes", "credit", "own"),
+    [(2, 2**22, 4, 0), (3, 40, 1, 0), (3, 40, 4, 0), (4, 4, 2, 0), (2, 40, 1, 1), (4, 40, 2, 1), (4, 4, 2, 2)],
+)
+def test_all_have_the_mean_in_the_order_of_ranks(size: int, nbytes: int, credit: int, own: int) -> None:
+    results = run("gloo", size, exchanged, nbytes, credit, own)
+    workers = size - own
+    for found, _ in results[:workers]:
+        assert len(found) == 5
         for step, gradients in enumerate(found):
             for position, got in enumerate(gradients):
                 total = value(0, step, position)
-                for rank in range(1, size):
+                for rank in range(1, workers):
                     total = total + value(rank, step, position)
-                assert torch.equal(got, total / size)
-    parts = sum(-(-n // max(1, nbytes // 4)) for n in SIZES)
-    everything = 5 * (2 * (size - 1) * 4 * sum(SIZES) + 8 * (size - 1) * parts)
+                assert torch.equal(got, total / workers)
+    parts, others = sum(-(-n // max(1, nbytes // 4)) for n in SIZES), workers if own else workers - 1
+    everything = 5 * (2 * others * 4 * sum(SIZES) + 8 * others * parts)
     assert sum(sent for _, sent in results) == everything
+    pushed = 5 * (4 * sum(SIZES) + 8 * parts)
+    assert not own or [sent for _, sent in results[:workers]] == [pushed] * workers
 
 
 class Seen(Shares):
@@ -88,8 +102,8 @@ def ordered(comm: CountedComm, credit: int) -> tuple[list[int], list[int]]:
     """Numbers of the partitions that this rank has pushed, in this order, and those that it would be pushed."""
     assert isinstance(comm, TorchComm)
     like = [torch.empty(1) for _ in range(12)]
-    parts = parts_of(like, 4, comm.size)
-    shares = Seen(comm.another(), parts, like, credit, comm.size)
+    parts = parts_of(like, 4, range(comm.size))
+    shares = Seen(comm.another(), parts, like, credit, comm.size, comm.size, range(comm.size))
     with shares._lock:  # so that nothing is sent before all are there
         for position in reversed(range(12)):
             shares.push(position, torch.ones(1))
@@ -105,16 +119,17 @@ def test_of_those_that_wait_the_first_layer_goes_first(credit: int) -> None:
         assert len(pushed) == 6 and pushed == front_first
 
 
-def trained(comm: CountedComm) -> tuple[Tensor, dict[str, float], bool]:
+def trained(comm: CountedComm, own: int) -> tuple[Tensor, dict[str, float], bool]:
     """Weights after three steps of one layer that is used and one that is not, and what was sent in the last one."""
     torch.manual_seed(comm.rank)  # rank 0's weights become everybody's
     model = torch.nn.ModuleList([torch.nn.Linear(8, 4), torch.nn.Linear(3, 3)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ParameterServer("64B", 2).attach(model, optimizer, comm) as trainer:
+    with ParameterServer("64B", 2, own).attach(model, optimizer, comm) as trainer:
         for step in range(3):
             before = trainer.sent()
             x = torch.randn(5, 8, generator=torch.Generator().manual_seed(10 * comm.rank + step))
-            model[0](x).square().mean().backward()
+            if trainer.trains:
+                model[0](x).square().mean().backward()
             trainer.synchronize()
             trainer.optimize()
             trainer.finish_step()
@@ -123,40 +138,48 @@ def trained(comm: CountedComm) -> tuple[Tensor, dict[str, float], bool]:
     return torch.cat([p.detach().flatten() for p in model.parameters()]), sent, names == []
 
 
-@pytest.mark.parametrize(("size", "per_server"), [(4, 2), (2, 2), (3, 1), (1, 1)])
-def test_ranks_of_a_machine_push_as_one(size: int, per_server: int) -> None:
-    results = run("gloo", size, trained, per_server=per_server)
+@pytest.mark.parametrize(
+    ("size", "per_server", "own"),
+    [(4, 2, 0), (2, 2, 0), (3, 1, 0), (1, 1, 0), (3, 1, 1), (2, 1, 1), (4, 2, 1), (4, 1, 2)],
+)
+def test_ranks_of_a_machine_push_as_one(size: int, per_server: int, own: int) -> None:
+    results = run("gloo", size, trained, own, per_server=per_server)
+    workers = size - own * per_server
     torch.manual_seed(0)
     alone = torch.nn.ModuleList([torch.nn.Linear(8, 4), torch.nn.Linear(3, 3)])
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
     for step in range(3):
-        xs = [torch.randn(5, 8, generator=torch.Generator().manual_seed(10 * rank + step)) for rank in range(size)]
+        xs = [torch.randn(5, 8, generator=torch.Generator().manual_seed(10 * rank + step)) for rank in range(workers)]
         alone[0](torch.cat(xs)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    for weights, sent, ended in results:
-        torch.testing.assert_close(weights, torch.cat([p.detach().flatten() for p in alone.parameters()]))
-        assert torch.equal(weights, results[0][0]) and ended
+    for rank, (weights, sent, ended) in enumerate(results):
+        if rank < workers:
+            torch.testing.assert_close(weights, torch.cat([p.detach().flatten() for p in alone.parameters()]))
+            assert torch.equal(weights, results[0][0])
+        assert ended
         assert (sent["flat"] > 0) == (size > 1 and per_server == 1)
     between = [sent["inter"] > 0 for _, sent, _ in results]
     assert between == [size > per_server > 1 and rank % per_server == 0 for rank in range(size)]
 
 
-def dies(comm: CountedComm, victim: int) -> None:
+def dies(comm: CountedComm, victim: int, own: int) -> None:
     model = torch.nn.Linear(64, 64)
-    with ParameterServer("1KiB").attach(model, torch.optim.SGD(model.parameters(), lr=0.1), comm) as trainer:
+    peer = ParameterServer("1KiB", own_machines=own)
+    with peer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), comm) as trainer:
         for step in range(500):
             if comm.rank == victim and step == 20:
                 os.kill(os.getpid(), signal.SIGKILL)
-            model(torch.ones(1, 64)).sum().backward()
+            if trainer.trains:
+                model(torch.ones(1, 64)).sum().backward()
             trainer.synchronize()
             trainer.optimize()
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_who_loses_a_rank_says_so_at_once(victim: int) -> None:
+@pytest.mark.parametrize(("victim", "own"), [(0, 0), (2, 0), (0, 1), (2, 1)])
+def test_who_loses_a_rank_says_so_at_once(victim: int, own: int) -> None:
     began = time.monotonic()
-    results = outcomes("gloo", 3, dies, victim, timeout=40.0)
+    results = outcomes("gloo", 3, dies, victim, own, timeout=40.0)
     assert all(isinstance(other, CommError) for rank, other in enumerate(results) if rank != victim), results
     assert time.monotonic() - began < 40, "they waited for the time-out"
 
@@ -203,3 +226,17 @@ def test_it_needs_tags() -> None:
 def test_bad_options_are_refused(key: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"algo.{key}: {message}"):
         validate(resolved("algo=parameter_server", f"algo.{key}"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["cluster.servers=2", "algo.own_machines=2"], "cluster.servers=2: 2 of them only serve"),
+        (["cluster.servers=2", "algo.own_machines=-1"], "algo.own_machines: must be at least 0"),
+        (["mode=simulate", "algo.own_machines=1"], "algo.own_machines=1: mode=simulate does not know what it does"),
+        (["task=resnet50", "task.sync_bn=true", "algo.own_machines=1"], "task.sync_bn=true: all ranks meet"),
+    ],
+)
+def test_machines_that_only_serve_leave_some_that_train(given: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(resolved("algo=parameter_server", *given))

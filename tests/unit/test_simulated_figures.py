@@ -100,7 +100,11 @@ def test_the_decision_map_names_the_fastest(tmp_path: Path) -> None:
     legend = {text.get_text() for text in axes.get_legend().get_texts()}
     assert legend == {"ByteGrad"} | ({"lead below 6 %"} if data["lead"].min() < decision_map.TIE else set())
     assert {text.get_text() for text in axes.texts} == {f"{value:.3g}x" for value in data["speed_up"]}
-    assert axes.get_title().endswith("\nsimulated, compute=v100, cluster=bagua_paper")
+    assert axes.get_title().endswith("\nsimulated, 16 servers, compute=v100, cluster=bagua_paper")
+    assert list(decision_map.parts(data)) == [""]
+    smaller = record(*common, "algo=ddp", "network.bandwidth=1gbit", "cluster.servers=4")
+    sizes = decision_map.parts(decision_map.table([*found, smaller]))
+    assert {name: len(rows) for name, rows in sizes.items()} == {"4_servers": 1, "16_servers": 4}
     plt.close(figure)
     with pytest.raises(ValueError, match="algo=ddp"):
         decision_map.table([r for r in found if r["config"]["algo"]["name"] != "ddp"])
