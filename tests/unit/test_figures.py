@@ -15,6 +15,7 @@ from bagua_bench.figures import (
     balance,
     channels,
     defaults,
+    drawing,
     elastic,
     learning,
     one_channel,
@@ -25,7 +26,7 @@ from bagua_bench.figures import (
     transports,
 )
 from bagua_bench.results import records
-from tests.catalogue import resolved
+from tests.catalogue import HOME, resolved
 from tests.integration.cli import python
 from tests.unit.test_records import RESULT, new
 
@@ -207,7 +208,7 @@ def test_peers_are_held_against_ddp_at_its_best() -> None:
             record["cell"], record["round"] = f"{algo} {cap} {gbit}", round_
             found.append(record)
     data = peers.table(found).set_index(["network", "algorithm", "settings"])
-    slow, fast = "10 Gbit/s", "100 Gbit/s"
+    slow, fast = "10\nGbit/s", "100\nGbit/s"
     assert data["ratio_to_ddp"][slow, "horovod", "defaults"] == pytest.approx(0.75, rel=0.01)
     assert data["ratio_to_ddp"][slow, "ddp", "defaults"] == pytest.approx(0.5, rel=0.01)
     assert data["ratio_to_ddp"][fast, "bytegrad", "defaults"] == pytest.approx(1, rel=0.01)
@@ -225,29 +226,31 @@ def test_peers_are_held_against_ddp_at_its_best() -> None:
     plt.close(figure)
 
 
-def test_published_systems_stand_beside_those_of_the_same_network() -> None:
+def test_published_and_simulated_systems_stand_beside_the_emulated_ones() -> None:
     """BERT-Large's epochs at 100 Gbit/s and 5 ms: DDP 904 s, ByteGrad 463.5 s, Horovod 599 s."""
-    from matplotlib import pyplot as plt
-
     found = []
-    for latency in ("5ms", "3ms"):  # nothing is published of the second
-        for algo in ("ddp", "bytegrad"):
-            [record] = campaign({algo: [10.0]})
-            network = ("network.bandwidth=100gbit", f"network.latency={latency}")
-            record["config"] = resolved("task=bert_large", f"algo={algo}", *network).to_json()
-            record["cell"] = f"{algo} {latency}"
-            found.append(record)
+    for algo, rate in (("ddp", 10.0), ("bytegrad", 30.0)):
+        [record] = campaign({algo: [rate]})
+        network = ("network.bandwidth=100gbit", "network.latency=5ms")
+        record["config"] = resolved("task=bert_large", f"algo={algo}", *network).to_json()
+        record["cell"], record["source"] = algo, "emulated"
+        found.append(record)
     [rows] = peers.parts(peers.table(found)).values()
-    places = list(dict.fromkeys(rows["network"]))
-    assert [name.split("\n")[-1] for name in places] == ["5 ms one way", "published, 128 GPUs", "3 ms one way"]
-    ratios = rows[rows["settings"] == "published"].set_index("algorithm")["ratio_to_ddp"]
-    assert ratios["bytegrad"] == pytest.approx(904 / 463.5) and ratios["horovod"] == pytest.approx(904 / 599)
-    assert ratios["ddp"] == 1 and rows[rows["algorithm"] == "horovod"]["settings"].tolist() == ["published"]
-    figure, axes = plt.subplots()
-    peers.draw(rows, axes)
-    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert list(dict.fromkeys(rows["source"])) == ["emulated", "published", "simulated"]
+    there = rows[rows["network"] == "100\nGbit/s,\n5 ms"].set_index(["source", "algorithm"])["ratio_to_ddp"]
+    assert there["published", "bytegrad"] == pytest.approx(904 / 463.5)
+    assert there["published", "horovod"] == pytest.approx(904 / 599)
+    assert there["emulated", "bytegrad"] == pytest.approx(3)
+    paper = pd.read_csv(HOME / "results" / "figures" / "paper-bert_large_latency.csv").set_index(["label", "added_ms"])
+    seconds = paper["predicted"]
+    assert there["simulated", "qadam"] == pytest.approx(seconds["pytorch_ddp", 5] / seconds["qadam_1bit", 5], rel=1e-6)
+    drawn = drawing.figure(peers, rows)
+    assert [axes.get_title().split(",")[0] for axes in drawn.axes] == ["emulated; n = 1", "published", "simulated"]
+    ticks = [[tick.get_text().split("\n")[0] for tick in axes.get_xticklabels()] for axes in drawn.axes]
+    assert ticks == [["100"], ["1", "4", "16", "100", "100", "100"], ["1", "4", "16", "100", "100", "100"]]
+    names = [text.get_text() for text in drawn.axes[-1].get_legend().get_texts()]
     assert len(names) == len(set(names)) and "Horovod" in names
-    plt.close(figure)
+    assert not any(axes.get_legend() for axes in drawn.axes[:-1])
 
 
 def test_learning_is_shown_over_seeds(tmp_path: Path) -> None:
