@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -30,27 +31,39 @@ CAMPAIGN = ["campaign=quick", "task=quadratic", "run.steps=40", "run.warmup=1", 
 LATEST = 22.0  # seconds after the start: by then a run is over, and the next one on its way
 PATIENCE = 60.0  # seconds for a run to end
 VICTIMS = {"parent": "", "agent": "bagua_bench.launch.agent", "rank": "bagua_bench.worker.rank"}
+PART = "part"  # a process that a rank has started
 SIGNALS = (signal.SIGKILL, signal.SIGINT)
 
 
-def kill_one(folder: Path, rng: random.Random, algo: str = "bytegrad") -> str:
+def kill_one(folder: Path, rng: random.Random, algo: str = "bytegrad", kinds: Sequence[str] = tuple(VICTIMS)) -> str:
     """Start the campaign, kill a part of it at a random moment, wait for the end; what was done as text."""
     known = len(lines(folder))
     parent = start(folder, *CAMPAIGN, f"algo={algo}", "campaign.rounds=1000")
-    kind, by, began = rng.choice(list(VICTIMS)), rng.choice(SIGNALS), time.monotonic()
+    kind, by, began = rng.choice(list(kinds)), rng.choice(SIGNALS), time.monotonic()
     if kind == "parent":
         time.sleep(rng.uniform(0, LATEST))
         parent.send_signal(by)
     else:
-        wait_for(lambda: processes(parent, VICTIMS[kind]))
+        wait_for(lambda: victims(parent, kind))
         time.sleep(rng.uniform(0, LATEST / 2))
-        victim = rng.choice(wait_for(lambda: processes(parent, VICTIMS[kind])))
+        victim = rng.choice(wait_for(lambda: victims(parent, kind)))
         victim.send_signal(by)
         wait(lambda: (len(lines(folder)) > known and failed(folder)) or not victim.is_running())
         time.sleep(rng.uniform(0, 3))  # the run ends by itself, or is interrupted on its way out
         parent.send_signal(signal.SIGINT)
     parent.wait(PATIENCE)
     return f"{kind} {by.name}, {time.monotonic() - began:.1f} s"
+
+
+def victims(parent: subprocess.Popen[bytes], kind: str) -> list[psutil.Process]:
+    """Processes of the run of one kind."""
+    if kind != PART:
+        return processes(parent, VICTIMS[kind])
+    found = []
+    for rank in processes(parent, VICTIMS["rank"]):
+        with suppress(psutil.Error):
+            found += rank.children(recursive=True)
+    return found
 
 
 def processes(parent: subprocess.Popen[bytes], module: str) -> list[psutil.Process]:
@@ -133,7 +146,9 @@ def main() -> int:
     """Kill as often as asked; 0 if nothing was left at any time, or if this machine cannot build networks."""
     parser = asked("tools.kills", __doc__)
     parser.add_argument("--algo", default="bytegrad", help="whose runs are killed (default %(default)s)")
+    parser.add_argument("--parts", action="store_true", help="kill processes that ranks have started, too")
     options = parser.parse_args()
+    kinds = [*VICTIMS, *[PART] * options.parts]
     if reason := why_not("auto"):
         print(f"skipped: {reason}")
         return 0
@@ -142,7 +157,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder, before = Path(name), leftovers()
         for count in range(options.number):
-            what = kill_one(folder, rng, options.algo)
+            what = kill_one(folder, rng, options.algo, kinds)
             found = problems(folder, before)
             seen[what.partition(",")[0]] += 1
             wrong += bool(found)
