@@ -6,6 +6,7 @@ own cluster (`bagua-bench figures paper`), where DDP has its published setting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -34,7 +35,7 @@ def table(found: Sequence[Record]) -> pd.DataFrame:
     more than system, its settings, task and network.
     """
     records.comparable(found, AXES)
-    cells = settings.grouped(found, lambda cell: cell.task.name, _network, rates.algorithm)
+    cells = settings.grouped(sorted(found, key=_place), lambda cell: cell.task.name, _network, rates.algorithm)
     noises = rates.noises(cells, 2)
     rows = []
     for (task, network, algo, way), group in cells.items():
@@ -71,6 +72,11 @@ def _of_paper(tasks: set[str]) -> list[dict[str, object]]:
                 for algo, v in own.items()
             ]
     return rows
+
+
+def _place(record: Record) -> tuple[float, float]:
+    network = record["config"]["network"]
+    return network["bandwidth"] or math.inf, network["latency"]
 
 
 def _network(cell: Cell) -> str:
@@ -115,7 +121,8 @@ def draw(data: pd.DataFrame, axes: Axes, source: str = "emulated", last: bool = 
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xticks(range(len(places)), places)
-    axes.set_ylabel("throughput, relative to DDP" + (" at its best" if source != PUBLISHED else ""))
+    best = own["settings"].ne(PUBLISHED).any()
+    axes.set_ylabel("throughput, relative to DDP" + (" at its best" if best else ""))
     where = {PUBLISHED: "published, 128 GPUs", "simulated": "simulated, 128 GPUs"}
     axes.set_title(where.get(source) or rates.origin(data[data["source"] == source]))
     if last:
