@@ -10,7 +10,7 @@ from tests.catalogue import peers, short
 from tests.emulated import leftovers, needs
 from tests.integration.cli import bench, recorded
 
-TINY = ["task=vgg16", "task.scale=tiny", "network.bandwidth=400mbit", "run.steps=4", "run.timeout=20s"]
+TINY = ["task=vgg16", "task.scale=tiny", "network.bandwidth=400mbit", "run.steps=4"]
 MEASURED = ["run.warmup=2"]
 EMULATED = ["mode=emulate", "run.warmup=0", "run.untimed=1"]
 
