@@ -200,4 +200,4 @@ def _running(cell: Cell, asked: ElasticPart, hosts: Sequence[Host], folder: Path
         run.start()
         yield run
     finally:
-        servers.end([*run.agents.values(), *filter(None, [run.keeper])])
+        servers.end([*run.agents.values(), *filter(None, [run.keeper])], folder.glob("*.log"))
