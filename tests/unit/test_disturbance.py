@@ -88,8 +88,8 @@ def test_a_timed_run_waits_for_another_one(tmp_path: Path) -> None:
     assert not (tmp_path / "results" / "runs" / "records.jsonl").exists()
     holder.stdin.close()
     rest = "".join(lines)
-    assert run.wait(240) == 0, rest
-    assert holder.wait(10) == 0
+    assert run.wait(600) == 0, rest
+    assert holder.wait(300) == 0
     [record] = recorded(tmp_path)
     assert record["disturbance"]["cores"] == len(os.sched_getaffinity(0))
 
