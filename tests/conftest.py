@@ -58,8 +58,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _turn(config: pytest.Config) -> side_by_side.Turn | None:
+    """A worker's turn; None where tests run one after the other.
+
+    A pytest that a test starts runs in that one's turn. If it took one of its own, it would wait behind a worker that
+    waits to be alone, and that one for the test.
+    """
     if TURN not in config.stash:
-        config.stash[TURN] = side_by_side.turn()
+        config.stash[TURN] = side_by_side.Turn() if hasattr(config, "workerinput") else None
     return config.stash[TURN]
 
 

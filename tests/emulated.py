@@ -83,20 +83,21 @@ def cleared() -> dict[str, list[str]]:
 
 
 HOLD = """
-import sys, time
+import sys
 from bagua_bench.network import star
 from bagua_bench.configuration.network_shape import Link, Shape
 link = Link(1e8, 1e-3, 0.0, 0.0)
 with star.up(Shape((link,) * 3, sys.argv[1], "cubic", 2**22, 1, 0)):
     print("up", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
 def hold(backend: str) -> subprocess.Popen[str]:
-    """A process that keeps a network of three servers up until it is interrupted."""
+    """A process that keeps a network of three servers up until it is interrupted, or this one ends."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, backend],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

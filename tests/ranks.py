@@ -26,12 +26,14 @@ from bagua_bench.comm.torch_groups import TorchComm
 from tests.warm import client as warm
 
 Body = Callable[..., Any]
+_HANGS = 300.0  # seconds beyond its time-out after which a rank that has not ended never will
 
 
-def run(kind: str, size: int, body: Body, *args: Any, per_server: int = 1, timeout: float = 30.0) -> list[Any]:
+def run(kind: str, size: int, body: Body, *args: Any, per_server: int = 1, timeout: float = 100.0) -> list[Any]:
     """Run `body(comm, *args)` on all ranks at once; results in rank order. `kind`: threads, gloo or bagua_net.
 
     If a rank raises, its peers fail too, and the first exception that is not a consequence of another is raised.
+    timeout: seconds for which a call waits for other ranks; whoever wants to see it pass gives a short one.
     """
     results = outcomes(kind, size, body, *args, per_server=per_server, timeout=timeout)
     errors = [result for result in results if isinstance(result, BaseException)]
@@ -40,7 +42,7 @@ def run(kind: str, size: int, body: Body, *args: Any, per_server: int = 1, timeo
     return results
 
 
-def outcomes(kind: str, size: int, body: Body, *args: Any, per_server: int = 1, timeout: float = 30.0) -> list[Any]:
+def outcomes(kind: str, size: int, body: Body, *args: Any, per_server: int = 1, timeout: float = 100.0) -> list[Any]:
     """Like `run`, but an exception is returned in its rank's place."""
     start = {"threads": _threads, "gloo": _processes, "bagua_net": partial(_processes, backend="bagua_net")}[kind]
     return start(size, body, args, per_server, timeout)
@@ -61,7 +63,7 @@ def _threads(size: int, body: Body, args: tuple[Any, ...], per_server: int, time
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout + 30)
+        thread.join(timeout + _HANGS)
         assert not thread.is_alive(), "a rank hangs"
     return results
 
@@ -79,7 +81,7 @@ def _processes(
         results: list[Any] = []
         for rank, (receive, _) in enumerate(pipes):
             try:
-                assert receive.poll(timeout + 30), f"rank {rank} hangs"
+                assert receive.poll(timeout + _HANGS), f"rank {rank} hangs"
                 results.append(torch.load(io.BytesIO(receive.recv_bytes()), weights_only=False))
             except EOFError:
                 results.append(RuntimeError(f"rank {rank} ended without a result"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from pathlib import Path
 
 from tests.warm import client as warm
@@ -13,6 +12,7 @@ GROUPS = {  # tests that one worker runs one after the other
     "tests/integration/test_ended_runs.py": "machine",  # they look at what remains on the machine, or change it
     "tests/integration/test_kills.py": "machine",
     "tests/integration/test_network.py": "machine",
+    "tests/integration/test_peers.py": "machine",
     "tests/integration/test_regroup.py": "machine",
     "tests/integration/test_shaped_runs.py": "machine",
     "tests/transport/test_plugin.py::test_where_packets_are_lost": "machine",
@@ -22,13 +22,16 @@ GROUPS = {  # tests that one worker runs one after the other
 }
 _NETWORK, _PLUGIN = "tests/integration/test_network.py", "tests/transport/test_plugin.py"
 _ELASTIC = "tests/integration/test_elastic.py"
-_QUIET = (  # tests that measure rates and times of a network whose packets pass through a process on this machine
+_QUIET = (  # tests that measure times, most of them of a network whose packets pass through a process on this machine
     f"{_NETWORK}::test_every_pair",
     f"{_NETWORK}::test_without_tun",
     f"{_NETWORK}::test_independent_tools",
     f"{_NETWORK}::test_a_connection_carries",
     f"{_NETWORK}::test_single_connections",
     "tests/integration/test_shaped_runs.py::test_a_run_records",
+    "tests/integration/test_emulate.py::test_an_emulated_run_says",  # a share of the time that layers sleep
+    "tests/integration/test_emulate.py::test_a_quicker_or_slower",
+    "tests/integration/test_ended_runs.py::test_interrupt",  # seconds until it has ended
     f"{_PLUGIN}::test_a_small_message_is_not",
     f"{_PLUGIN}::test_where_packets_are_lost",
     f"{_ELASTIC}::test_a_server_that_is_lost",  # servers that come too late begin another life
@@ -69,8 +72,3 @@ class Turn:
         if not (self._alone and is_quiet(following)):
             self._alone = False
             fcntl.flock(self._lock, fcntl.LOCK_UN)
-
-
-def turn() -> Turn | None:
-    """A worker's turn; None where tests run one after the other and there is nothing to wait for."""
-    return Turn() if "PYTEST_XDIST_WORKER" in os.environ else None

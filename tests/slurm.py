@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch")
-_UP = 30.0  # seconds
+_UP = 300.0  # seconds
+_PORTS = range(10_000, 12_000)  # below those that Linux gives to outgoing connections, and those of ranks
 
 _CONF = """
 ClusterName=bagua
@@ -69,7 +71,7 @@ class Slurm:
     ) -> subprocess.CompletedProcess[str]:
         """Run srun, salloc or sbatch, or a shell with them."""
         environment = {**self.environment, **(env or {})}
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=800)
 
 
 @contextmanager
@@ -113,7 +115,8 @@ def cluster(folder: Path, nodes: int = 2, cores: int = 2) -> Iterator[Slurm]:
             _end(daemon)
         for step in psutil.process_iter(["name"]):  # they outlive their node's daemon, and wait for it
             if step.info["name"] == "slurmstepd" and _belongs(step, folder):
-                step.kill()
+                with suppress(psutil.NoSuchProcess):
+                    step.kill()
 
 
 def _end(daemon: subprocess.Popen[bytes]) -> None:
@@ -147,11 +150,13 @@ def _wait_for(condition: object, folder: Path) -> None:
 
 
 def _free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Ports on which nobody listens; no connection takes one of them before the daemons do."""
+    found: list[int] = []
+    with ExitStack() as sockets:
+        for port in random.sample(_PORTS, len(_PORTS)):
+            with suppress(OSError):
+                sockets.enter_context(socket.socket()).bind(("", port))
+                found.append(port)
+            if len(found) == number:
+                return found
+    raise AssertionError(f"no {number} free ports from {_PORTS[0]} to {_PORTS[-1]}")

@@ -29,7 +29,7 @@ from tests.integration.cli import bench, recorded, start
 CAMPAIGN = ["campaign=quick", "task=quadratic", "run.steps=40", "run.warmup=1", "run.evaluate=false",
             "run.timeout=10s", "network.bandwidth=100mbit", "network.latency=1ms"]  # fmt: skip
 LATEST = 22.0  # seconds after the start: by then a run is over, and the next one on its way
-PATIENCE = 60.0  # seconds for a run to end
+PATIENCE = 300.0  # seconds for a run to begin, or to end
 VICTIMS = {"parent": "", "agent": "bagua_bench.launch.agent", "rank": "bagua_bench.worker.rank"}
 PART = "part"  # a process that a rank has started
 SIGNALS = (signal.SIGKILL, signal.SIGINT)
@@ -37,7 +37,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGINT)
 
 def kill_one(folder: Path, rng: random.Random, algo: str = "bytegrad", kinds: Sequence[str] = tuple(VICTIMS)) -> str:
     """Start the campaign, kill a part of it at a random moment, wait for the end; what was done as text."""
-    known = len(lines(folder))
+    known = len(whole_lines(folder))
     parent = start(folder, *CAMPAIGN, f"algo={algo}", "campaign.rounds=1000")
     kind, by, began = rng.choice(list(kinds)), rng.choice(SIGNALS), time.monotonic()
     if kind == "parent":
@@ -46,9 +46,8 @@ def kill_one(folder: Path, rng: random.Random, algo: str = "bytegrad", kinds: Se
     else:
         wait_for(lambda: victims(parent, kind))
         time.sleep(rng.uniform(0, LATEST / 2))
-        victim = rng.choice(wait_for(lambda: victims(parent, kind)))
-        victim.send_signal(by)
-        wait(lambda: (len(lines(folder)) > known and failed(folder)) or not victim.is_running())
+        victim = hit(parent, kind, by, rng)
+        wait(lambda: has_failed(folder, known) or not victim.is_running())
         time.sleep(rng.uniform(0, 3))  # the run ends by itself, or is interrupted on its way out
         parent.send_signal(signal.SIGINT)
     parent.wait(PATIENCE)
@@ -64,6 +63,15 @@ def victims(parent: subprocess.Popen[bytes], kind: str) -> list[psutil.Process]:
         with suppress(psutil.Error):
             found += rank.children(recursive=True)
     return found
+
+
+def hit(parent: subprocess.Popen[bytes], kind: str, by: signal.Signals, rng: random.Random) -> psutil.Process:
+    """Send a signal to one of the run's processes; another one, if it has just ended by itself."""
+    while True:
+        victim = rng.choice(wait_for(lambda: victims(parent, kind)))
+        with suppress(psutil.NoSuchProcess):
+            victim.send_signal(by)
+            return victim
 
 
 def processes(parent: subprocess.Popen[bytes], module: str) -> list[psutil.Process]:
@@ -84,8 +92,15 @@ def lines(folder: Path) -> list[str]:
     return path.read_text().splitlines(keepends=True) if path.exists() else []
 
 
-def failed(folder: Path) -> bool:
-    return bool(json.loads(lines(folder)[-1])["status"] == "failed")
+def whole_lines(folder: Path) -> list[str]:
+    """Without one that is being written."""
+    return [line for line in lines(folder) if line.endswith("\n")]
+
+
+def has_failed(folder: Path, known: int) -> bool:
+    """Whether the newest record behind the `known` ones is of a failure."""
+    new = whole_lines(folder)[known:]
+    return bool(new) and bool(json.loads(new[-1])["status"] == "failed")
 
 
 def wait(condition: Callable[[], bool]) -> bool:

@@ -67,8 +67,9 @@ def suffer(replicas: int) -> Loss:
             one.until(replicas, since=begun)
         found.with_it_again = max(one.pause(begun) for one in others)
         found.refused = sum(one.refused for one in others)
-        common = min(one.last for one in running)
-        found.equal = len({one.weights[common] for one in running}) == 1
+        weights = [one.weights for one in running]
+        common = max(set.intersection(*map(set, weights)))  # of the latest some may not have told yet
+        found.equal = len({one[common] for one in weights}) == 1
         found.steps = [one.last for one in running]
         assert again.first > _PEACE, "who came again began from nothing"
     finally:

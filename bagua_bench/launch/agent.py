@@ -7,13 +7,12 @@ folder, the agent says there that it is ready, and begins once it is open.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 from pathlib import Path
 
-from bagua_bench.processes import gate
+from bagua_bench.processes import gate, mailbox
 from bagua_bench.processes.interrupts import ENDING
 from bagua_bench.processes.lifetime import die_with_parent
 
@@ -39,7 +38,7 @@ def main() -> int:
             {"rank": rank, "exitcode": failure.exitcode, "signal": failure.signal_name(), "time": failure.timestamp}
             for rank, failure in error.failures.items()
         ]
-        Path(sys.argv[2]).write_text(json.dumps(failures))
+        mailbox.post(Path(sys.argv[2]), failures)
         return 1
     return 0
 

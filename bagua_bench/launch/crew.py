@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WAIT = timedelta(days=365)  # for the next cell; a rank 0 that ends ends the store, and with it the wait
 _GOODBYE = 10.0  # seconds that rank 0 waits for the others to have read the end
-_CAUSE = 1.0  # seconds that rank 0 waits for the others' reasons after it has failed itself
+_CAUSE = 5.0  # seconds that rank 0 waits for the others' reasons after it has failed, perhaps because of them
 _NUMBERS = count()
 
 
@@ -39,7 +39,8 @@ def lead(cell: Cell, watch: Watch) -> Result:
     try:
         result = train(cell, Progress(watch))
     except Exception as error:
-        raise RunFailed(_cause(store, number) or _reason(error)) from error
+        told = _cause(store, number) if isinstance(error, RuntimeError) else ""  # as CommError is; others are its own
+        raise RunFailed(told or _reason(error)) from error
     assert result is not None, "rank 0 has the result"
     return result
 

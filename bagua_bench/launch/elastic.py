@@ -29,7 +29,7 @@ _GRACE = 5.0  # seconds that agents have to end after the last step
 _LAST_CALL = 10  # seconds for which agents wait for more of them; on a busy machine they come unequally late
 _FIRST_CALL = 30.0  # seconds for which ranks wait with the first step of all until nobody is missing
 _BEAT, _BEATS = 2, 4  # seconds between signs of life of an agent, and how many may be missing
-_KEEPER = 60.0  # seconds in which the store must be there
+_KEEPER = 180.0  # seconds in which the store must be there; on a busy machine importing torch takes long
 _JOIN = 60.0  # seconds, beyond the run's time-out, for which agents wait until they are enough
 
 
@@ -200,4 +200,4 @@ def _running(cell: Cell, asked: ElasticPart, hosts: Sequence[Host], folder: Path
         run.start()
         yield run
     finally:
-        servers.end([*run.agents.values(), *filter(None, [run.keeper])])
+        servers.end([*run.agents.values(), *filter(None, [run.keeper])], folder.glob("*.log"))

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bagua_bench.processes import mailbox
+
 
 class RunFailed(Exception):
     """A run ended without a result; `reason` is one line, `log` what its processes printed."""
@@ -28,7 +30,7 @@ def first_failure(folder: Path, ranks_per_agent: int, since: float = 0.0) -> str
 
 
 def _killed(folder: Path) -> list[tuple[int, float, str]]:
-    files = [json.loads(path.read_text()) for path in sorted(folder.glob("failures-*.json"))]
+    files = [mailbox.wait(path) for path in sorted(folder.glob("failures-*.json"))]
     failures: list[dict[str, Any]] = [failure for file in files for failure in file]
     return [
         (
@@ -44,7 +46,10 @@ def _killed(folder: Path) -> list[tuple[int, float, str]]:
 def _raised(folder: Path, ranks_per_agent: int) -> list[tuple[int, float, str]]:
     causes = []
     for path in folder.glob("logs/**/error.json"):
-        message = json.loads(path.read_text())["message"]
+        try:
+            message = json.loads(path.read_text())["message"]
+        except ValueError:  # another rank, which failed later, is writing it
+            continue
         text, extra = (message["message"], message["extraInfo"]) if isinstance(message, dict) else (message, {})
         text = text.strip().partition("\n")[0]  # the rest is in the log
         lost_peer = text.startswith("CommError")

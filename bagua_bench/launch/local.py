@@ -18,7 +18,7 @@ from bagua_bench.processes import mailbox, owner
 from bagua_bench.results.result import Result
 
 _POLL = 0.1  # seconds
-_GRACE = 2.0  # seconds that agents have to end the other ranks after one has failed
+_GRACE = 5.0  # seconds that agents have to end the other ranks after one has failed, and to say which one it was
 _GOODBYE = 10.0  # seconds that ranks have to end by themselves after their last cell
 
 Watch = Callable[[dict[str, Any]], None]
@@ -65,16 +65,16 @@ class Workers:
 
     def _follow(self, result: Path, progress: Path, watch: Watch) -> None:
         """Pass progress on until there is a result, or a rank has failed and the agents had time to end the others."""
-        seen, failed_at = 0, None
-        while not result.exists() and not all(self._ended()):
-            if failed_at is not None and time.monotonic() - failed_at > _GRACE:
-                return
+        seen, failed_at, over = 0, None, False
+        while not over:
             time.sleep(_POLL)
+            over = result.exists() or all(self._ended())  # what was said before that is there now
             lines, seen = collected(progress, seen)
             for line in lines:
                 watch(json.loads(line))
             if failed_at is None and self._failed():
                 failed_at = time.monotonic()
+            over = over or (failed_at is not None and time.monotonic() - failed_at > _GRACE)
 
     def _logs(self) -> str:
         """What the agents and their workers printed."""
@@ -108,4 +108,4 @@ def workers(ranks: int, hosts: Sequence[Host] = (THIS_MACHINE,)) -> Iterator[Wor
             yield found
             found.dismiss()
         finally:
-            servers.end(agents)
+            servers.end(agents, folder.glob("agent-*.log"))

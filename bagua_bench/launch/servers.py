@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from bagua_bench.network.commands import PATH
 from bagua_bench.network.topology import Host
 from bagua_bench.processes.interrupts import deferred
 
 _GRACE = 2.0  # seconds between asking agents to end and killing them
+_GONE = 2.0  # seconds, at most, until those who were killed have ended
+_POLL = 0.005  # seconds
 _PORT = 29500  # of the rendezvous on the first server; emulated servers have all their ports to themselves
 
 MALLOC = {
@@ -62,8 +66,13 @@ def start_one(
 
 
 def start_python(host: Host, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Agent:
-    """Start Python on a host, in a session of its own; what it prints is added to `log`."""
+    """Start Python on a host, in a session of its own; what it prints is added to `log`.
+
+    All that it starts share its lock of the file, which lasts until the last of them has ended.
+    """
     with log.open("a") as stream:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(stream, fcntl.LOCK_SH)
         return subprocess.Popen(
             [*host.prefix, sys.executable, *arguments],
             env=dict(environment),
@@ -108,8 +117,11 @@ def killed(agents: Sequence[Agent]) -> str | None:
 
 
 @deferred()
-def end(agents: Sequence[Agent]) -> None:
-    """End the agents and their workers, which die with their agent. Interrupts are deferred until then."""
+def end(agents: Sequence[Agent], logs: Iterable[Path]) -> None:
+    """End the agents and their workers, which die with their agent. Interrupts are deferred until then.
+
+    logs: to which they print.
+    """
     for agent in agents:
         if agent.poll() is None:
             agent.terminate()
@@ -121,3 +133,19 @@ def end(agents: Sequence[Agent]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(agent.pid, signal.SIGKILL)
         agent.wait()
+    deadline = time.monotonic() + _GONE
+    for log in logs:
+        with log.open() as stream:
+            while not _is_ours_alone(stream) and time.monotonic() < deadline:
+                time.sleep(_POLL)
+
+
+def _is_ours_alone(log: IO[str]) -> bool:
+    """Whether all who print to a file have ended: the kernel takes a moment for those whose agent was killed."""
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: nobody knows
+        return True
+    return True

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -28,8 +29,9 @@ def is_stale(name: str) -> bool:
 def folder() -> tempfile.TemporaryDirectory[str]:
     """A new temporary folder of this process. Folders of processes that have ended are removed first."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if is_stale(path.name) and path.stat().st_uid == os.getuid():
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another run was faster
+            if is_stale(path.name) and path.stat().st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)
     return tempfile.TemporaryDirectory(prefix=mark())
 
 

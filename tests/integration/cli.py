@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -21,6 +22,7 @@ from tests.warm import client as warm
 Env = Mapping[str, str] | None
 COMMAND = [sys.executable, "-m", "bagua_bench"]
 TINY = ["task=quadratic", "transport=gloo", "run.steps=3", "run.warmup=1"]
+PATIENCE = 600.0  # seconds for what takes a few on a quiet machine; nobody waits longer than until it is there
 
 
 def python(folder: Path, *arguments: str, env: Env = None, cold: bool = False) -> subprocess.CompletedProcess[str]:
@@ -29,7 +31,7 @@ def python(folder: Path, *arguments: str, env: Env = None, cold: bool = False) -
         return warm.run(folder, *arguments, env=env)
     command = [sys.executable, *arguments]
     environment = {**os.environ, **(env or {})}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=800)
 
 
 def bench(folder: Path, *arguments: str, env: Env = None, cold: bool = False) -> subprocess.CompletedProcess[str]:
@@ -62,7 +64,7 @@ def training(folder: Path, *arguments: str, cold: bool = False) -> Iterator[tupl
         else:
             parent = warm.start(folder, *COMMAND[1:], *arguments, out=nothing, err=said)
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE
             while TRAINS not in os.pread(said.fileno(), 2**20, 0):
                 assert parent.poll() is None and time.monotonic() < deadline, os.pread(said.fileno(), 2**20, 0)
                 time.sleep(0.02)
@@ -72,6 +74,29 @@ def training(folder: Path, *arguments: str, cold: bool = False) -> Iterator[tupl
         finally:
             parent.kill()
             parent.wait()
+
+
+@contextmanager
+def begun(folder: Path, *arguments: str) -> Iterator[warm.Running]:
+    """The command, and processes that it starts anew, in forks of one that has imported everything; killed at the end.
+
+    What is started again in the middle of a run is there at once, so that the run is not over before.
+    """
+    with Path(os.devnull).open("wb") as nothing:
+        parent = warm.start(folder, *COMMAND[1:], *arguments, out=nothing, err=nothing)
+        try:
+            yield parent
+        finally:
+            parent.kill()
+            parent.wait()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """AssertionError if a condition does not come true."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.02)
 
 
 def recorded(folder: Path, campaign: str = "runs") -> list[records.Record]:
@@ -89,6 +114,19 @@ def workers(of: int) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def folder_of(worker: psutil.Process) -> Path:
+    """The folder of a worker's run; a fork's command line has room behind its arguments."""
+    return Path([text for text in worker.cmdline() if text][-2])
+
+
+def server_of(worker: psutil.Process) -> int:
+    """The number of a worker's server, from the command line of its agent."""
+    agent = worker.parent()
+    found = agent and re.search(r"failures-(\d+)\.json", " ".join(agent.cmdline()))
+    assert found
+    return int(found[1])
 
 
 def leftovers(folder: Path) -> list[str]:

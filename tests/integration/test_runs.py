@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.catalogue import declared, runnable
-from tests.integration.cli import COMMAND, TINY, bench, leftovers, python, recorded
+from tests.integration.cli import COMMAND, PATIENCE, TINY, bench, leftovers, python, recorded
 from tests.warm import client as warm
 
 
@@ -133,7 +133,7 @@ def test_a_campaign_inside_torchrun_runs_all_its_cells_in_the_same_processes(tmp
 
 def test_inside_slurm_the_command_joins_the_job(tmp_path: Path) -> None:
     slurm = {
-        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_ID": str(os.getpid()),  # which decides on the port
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_TASKS_PER_NODE": "2",
@@ -144,7 +144,7 @@ def test_inside_slurm_the_command_joins_the_job(tmp_path: Path) -> None:
         for rank in ("0", "1"):
             env = {**slurm, "GLOO_SOCKET_IFNAME": "lo", "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
             tasks.append(warm.start(tmp_path, *COMMAND[1:], *TINY, out=nothing, err=nothing, env=env))
-        assert [task.wait(100) for task in tasks] == [0, 0]
+        assert [task.wait(PATIENCE) for task in tasks] == [0, 0]
     [record] = recorded(tmp_path)
     assert (record["status"], record["ranks"]) == ("done", 2)
 

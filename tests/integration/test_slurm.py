@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.cli import COMMAND, TINY, recorded
+from tests.integration.cli import COMMAND, TINY, recorded, wait_for
 from tests.slurm import Slurm, cluster, why_not
 
 HOME = Path(__file__).resolve().parents[2]
@@ -62,11 +61,9 @@ def test_the_bare_command_in_a_batch_script_of_several_tasks_is_refused(slurm: S
     script.write_text(f"#!/bin/sh\n{shlex.join([*COMMAND, *TINY])}\necho exit code $?\n")
     sent = slurm.run("sbatch", "-n2", "--output=out", str(script), folder=tmp_path, env=ENV)
     assert sent.returncode == 0, sent.stderr
-    text, deadline = "", time.monotonic() + 60
-    while "exit code" not in text and time.monotonic() < deadline:
-        time.sleep(0.2)
-        text = (tmp_path / "out").read_text() if (tmp_path / "out").exists() else ""
-    first, last = text.splitlines()
+    out = tmp_path / "out"
+    wait_for(lambda: out.exists() and "exit code" in out.read_text().rpartition("\n")[0])
+    first, last = out.read_text().splitlines()
     assert first.startswith("SLURM_NTASKS=2: ") and "srun" in first and last == "exit code 2"
     assert recorded(tmp_path) == []
 

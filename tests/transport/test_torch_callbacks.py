@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -21,11 +22,19 @@ pytestmark = pytest.mark.usefixtures("built")
 Future = Any
 
 
-def _started(comm: TorchComm, count: int, late: int = 0) -> tuple[list[Tensor], list[Any]]:
-    """So many all-reduces, none of which ends before rank `late` has started all; and what they will fill."""
+@contextmanager
+def _last(comm: TorchComm, rank: int = 0) -> Iterator[None]:
+    """One rank enters when all others have left: what they start there ends after they have hung their callbacks on."""
+    if comm.rank == rank:
+        dist.barrier()
+    yield
+    if comm.rank != rank:
+        dist.barrier()
+
+
+def _started(comm: TorchComm, count: int) -> tuple[list[Tensor], list[Any]]:
+    """So many all-reduces, and what they will fill."""
     tensors = [torch.full((100 + k,), 1.0 + comm.rank) for k in range(count)]
-    if comm.rank == late:
-        time.sleep(0.2)
     return tensors, [dist.all_reduce(x, group=comm.group, async_op=True) for x in tensors]
 
 
@@ -41,8 +50,10 @@ def _waits_in_a_callback(comm: TorchComm, how: str) -> None:
             dist.all_reduce(b, group=comm.group, async_op=True).get_future().wait()
         return b + future.value()[0][0]
 
-    (a,), (work,) = _started(comm, 1)
-    found = work.get_future().then(call_back).wait()
+    with _last(comm):
+        (a,), (work,) = _started(comm, 1)
+        called_back = work.get_future().then(call_back)
+    found = called_back.wait()
     total = comm.size * (comm.size + 1) / 2
     assert (a == total).all()
     assert (found == total + comm.size * (comm.size - 1) / 2).all()
@@ -67,12 +78,11 @@ def _chain(comm: TorchComm) -> None:
             return x
         return dist.all_reduce(x, group=comm.group, async_op=True).get_future().then(step).wait()
 
-    if comm.rank == 0:
-        time.sleep(0.2)  # so that elsewhere all three are started before the first one ends
     futures = []
-    for k in range(3):
-        x = torch.full((100 + k,), 1.0 + comm.rank)
-        futures.append(dist.all_reduce(x, group=comm.group, async_op=True).get_future().then(step))
+    with _last(comm):
+        for k in range(3):
+            x = torch.full((100 + k,), 1.0 + comm.rank)
+            futures.append(dist.all_reduce(x, group=comm.group, async_op=True).get_future().then(step))
     for future in futures:
         future.wait()
     first = comm.size * (comm.size + 1) / 2
@@ -81,7 +91,6 @@ def _chain(comm: TorchComm) -> None:
 
 def _waits_for_the_queue(comm: TorchComm) -> None:
     """In callbacks of the first: for the third by its work, for the fourth by a future asked for there."""
-    tensors, works = _started(comm, 5)
     total = comm.size * (comm.size + 1) / 2
 
     def call_back(_: Future) -> bool:
@@ -89,7 +98,10 @@ def _waits_for_the_queue(comm: TorchComm) -> None:
         works[3].get_future().wait()
         return all((x == total).all() for x in tensors[:4])
 
-    assert works[0].get_future().then(call_back).wait()
+    with _last(comm):
+        tensors, works = _started(comm, 5)
+        called_back = works[0].get_future().then(call_back)
+    assert called_back.wait()
     works[4].wait()
 
 
@@ -165,14 +177,16 @@ def test_torch_s_own_hooks_of_ddp_with_several_buckets(body: Callable[[TorchComm
 def _held_up(comm: TorchComm) -> float:
     group = dist.new_group(backend="bagua_net", timeout=timedelta(seconds=1))
     if comm.rank == 1:
-        time.sleep(0.2)  # so that nothing has ended on rank 0 when it hangs its callback on
+        dist.barrier()  # on rank 0 nothing has ended when it hangs its callback on
     tensors = [torch.ones(10), torch.ones(10)]
     works = [dist.all_reduce(x, group=group, async_op=True) for x in tensors]
     began = time.monotonic()
     if comm.rank == 0:
         behind = works[1].get_future()
         with pytest.raises(RuntimeError, match="timed out: a callback"):
-            works[0].get_future().then(lambda _: behind.wait()).wait()
+            held_up = works[0].get_future().then(lambda _: behind.wait())
+            dist.barrier()
+            held_up.wait()
     took = time.monotonic() - began
     with pytest.raises(RuntimeError, match="timed out"):
         works[1].wait()

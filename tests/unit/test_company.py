@@ -25,7 +25,7 @@ from tasks.base import Position
 from tests.ranks import outcomes, run
 
 BACKENDS = ["gloo", "bagua_net"]
-QUICK = {"beat": 0.1, "patience": 2.0}
+QUICK = {"beat": 0.1, "patience": 4.0}
 LIMIT = 120.0  # seconds of time-out: what fails because a rank has gone fails long before
 
 
@@ -174,7 +174,9 @@ def goes_on(comm: TorchComm, port: int, algorithm: type[Algorithm], options: dic
                             course.stepped()
                             time.sleep(0.02)
                             if dies and engine.steps == 5:
-                                time.sleep(0.5)  # for the signs of life
+                                begun = members._pulse._count
+                                while members._pulse._count < begun + 3:  # a sign of life has told of all its steps
+                                    time.sleep(0.01)
                                 os._exit(1)
                         engine.settle()
                     members.finish()

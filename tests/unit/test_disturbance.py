@@ -89,8 +89,8 @@ def waits(command: list[str], folder: Path, begun: Path) -> None:
     assert not begun.exists()
     holder.stdin.close()
     rest = "".join(lines)
-    assert run.wait(240) == 0, rest
-    assert holder.wait(10) == 0
+    assert run.wait(600) == 0, rest
+    assert holder.wait(300) == 0
 
 
 def test_a_timed_run_waits_for_another_one(tmp_path: Path) -> None:

@@ -385,14 +385,17 @@ def test_an_algorithm_s_arithmetic_sleeps_for_its_memory_traffic() -> None:
 
 
 def test_stragglers_are_slow() -> None:
+    """The best of some passes each: a busy machine makes them longer, and nothing shorter."""
     cell = resolved("mode=emulate", "task=resnet50", "task.step_seconds=0.2")
     cell = replace(cell, cluster=replace(cell.cluster, slow_ranks={"1": 2.0}))
     seconds = []
     for rank in (0, 1):
-        model = Emulation(cell, rank).task.model()
-        began = time.perf_counter()
-        model(torch.empty(1, 0))
-        seconds.append(time.perf_counter() - began)
+        model, passes = Emulation(cell, rank).task.model(), []
+        for _ in range(5):
+            began = time.perf_counter()
+            model(torch.empty(1, 0))
+            passes.append(time.perf_counter() - began)
+        seconds.append(min(passes))
     assert seconds[1] > 1.5 * seconds[0]
 
 

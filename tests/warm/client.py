@@ -104,7 +104,7 @@ def start(
 
 
 def run(
-    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 200.0
+    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 800.0
 ) -> subprocess.CompletedProcess[str]:
     """Run `python ARGUMENTS` in a folder to its end."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
