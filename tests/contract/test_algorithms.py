@@ -57,9 +57,9 @@ def train(
 def wait_for_a_round(trainer: Trainer) -> None:
     """Let an averaging round be applied in this step, however busy the machine is."""
     if trainer.rounds is not None:
-        before, limit = trainer.rounds.applied, time.monotonic() + 20
+        before, limit = trainer.rounds.applied, time.monotonic() + 60
         while trainer.rounds.applied == before:
-            assert time.monotonic() < limit, "no averaging round was applied within 20 s"
+            assert time.monotonic() < limit, "no averaging round was applied within 60 s"
             time.sleep(0.001)
 
 
@@ -74,7 +74,7 @@ def test_it_trains_towards_the_optimum_and_keeps_its_promise_on_replicas(name: s
     layout = [f"cluster.servers={size // per_server}", f"cluster.ranks_per_server={per_server}"]
     cell = resolved(f"algo={name}", "task=quadratic", *layout, *short(name))
     validate(cell)
-    results = run("threads", size, train, cell, 100, partial(threading.Barrier(size).wait, 20), per_server=per_server)
+    results = run("threads", size, train, cell, 100, partial(threading.Barrier(size).wait, 60), per_server=per_server)
     optimum = Quadratic().optimum(size, 0)
     mean = torch.stack([x for x, _ in results]).double().mean(0)
     assert (mean - optimum).norm() < 0.4 * optimum.norm()
