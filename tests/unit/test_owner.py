@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
 
 from bagua_bench.processes import owner
 
@@ -20,12 +23,15 @@ def test_marks_tell_living_processes_from_ended_ones() -> None:
     assert owner.is_stale(ended.stdout.strip() + "s0")
 
 
-def test_folders_of_killed_processes_go_with_the_next() -> None:
+def test_folders_of_killed_processes_go_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder for temporary files of the test's own: any other process of the suite would remove it, too."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     code = (
         "import os; from bagua_bench.processes import owner; f = owner.folder(); print(f.name, flush=True); os.abort()"
     )
     left = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip())
-    assert left.is_dir()
+    assert left.is_dir() and left.parent == tmp_path
     with owner.folder() as own, owner.folder() as other:
         assert not left.exists()
         assert Path(own).is_dir() and Path(other).is_dir()
