@@ -75,7 +75,7 @@ class Crossing(GradientAllReduce):
         if bucket.name.endswith("1"):
             self.second.set()
         elif bucket.name.endswith("0"):
-            assert self.second.wait(5), "the second bucket waits for the first"
+            assert self.second.wait(20), "the second bucket waits for the first"
         super().communicate(bucket, comm, step)
 
 

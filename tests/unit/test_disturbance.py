@@ -89,7 +89,7 @@ def test_a_timed_run_waits_for_another_one(tmp_path: Path) -> None:
     holder.stdin.close()
     rest = "".join(lines)
     assert run.wait(240) == 0, rest
-    assert holder.wait(10) == 0
+    assert holder.wait(60) == 0
     [record] = recorded(tmp_path)
     assert record["disturbance"]["cores"] == len(os.sched_getaffinity(0))
 

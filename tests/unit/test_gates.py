@@ -63,5 +63,5 @@ def test_fewer_ranks_begin_only_with_a_reason(tmp_path: Path, why: str, monkeypa
         run._diary.note({"phase": "training", "step": 1, "at": 1.0})
     assert waiting.is_alive()
     run._open_gates()
-    waiting.join(5)
+    waiting.join(60)
     assert not waiting.is_alive()
