@@ -9,14 +9,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch")
-_UP = 30.0  # seconds
+_UP = 90.0  # seconds
 
 _CONF = """
 ClusterName=bagua
@@ -147,11 +147,10 @@ def _wait_for(condition: object, folder: Path) -> None:
 
 
 def _free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Above those of the suite's own jobs, and below those that Linux gives to connections of tests beside this one."""
+    found: list[int] = []
+    for port in range(32_000, 32_768):
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("", port))
+            found.append(port)
+    return found[:number]

@@ -62,7 +62,7 @@ def test_a_second_claim_to_a_stream_is_refused(start: Start) -> None:
 def test_a_lent_message_is_over_when_its_receipt_says_so(start: Start, receipt: str) -> None:
     from tools.transport.strangers import MAGIC, Target, join, receive
 
-    pair = start(environment={"BAGUA_NET_STREAMS": "1"})
+    pair = start(environment={"BAGUA_NET_STREAMS": "1", "BAGUA_NET_TIMEOUT": "60"})  # no sign of life comes from here
     target = Target.of(pair.a.ask("listen", name="l")["handle"])
     pair.a.tell("link", connect={}, accept={"x": "l"})
     stream, receipts, _ = sockets = [join(target, index, 1, bytes(range(8))) for index in range(3)]
