@@ -200,8 +200,10 @@ def test_members_that_come_and_go_at_random_always_hold_the_same(store: TCPStore
         one.close()
 
     def passes(start: float, length: float) -> None:
-        life(start, lambda age: age > length)
-        gone.append(1)
+        try:
+            life(start, lambda age: age > length)
+        finally:
+            gone.append(1)
 
     def is_left_alone(age: float) -> bool:
         with lock:
