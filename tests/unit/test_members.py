@@ -184,20 +184,20 @@ def test_members_that_come_and_go_at_random_always_hold_the_same(store: TCPStore
     def life(start: float, over: Callable[[float], bool]) -> None:
         """Meet again and again until it is over, after so many seconds."""
         time.sleep(start)
-        one, begun = member(store, patience=1.0), time.monotonic()
-        while not over(time.monotonic() - begun):
-            met = one.meet()
-            assert met is not None
-            with lock:
-                held.setdefault(met.number, set()).add(tuple(who.name for who in met.present))
-                sizes.append(met.size)
+        with member(store, patience=1.0) as one:
+            begun = time.monotonic()
             while not over(time.monotonic() - begun):
-                try:
-                    one.check()
-                except Changed:
-                    break
-                time.sleep(0.01)
-        one.close()
+                met = one.meet()
+                assert met is not None
+                with lock:
+                    held.setdefault(met.number, set()).add(tuple(who.name for who in met.present))
+                    sizes.append(met.size)
+                while not over(time.monotonic() - begun):
+                    try:
+                        one.check()
+                    except Changed:
+                        break
+                    time.sleep(0.01)
 
     def passes(start: float, length: float) -> None:
         try:
