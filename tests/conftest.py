@@ -87,5 +87,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def _the_same_whatever_ran_before() -> None:
     torch.set_num_threads(1)
+    torch.manual_seed(0)

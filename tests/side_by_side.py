@@ -19,6 +19,10 @@ GROUPS = {  # tests that one worker runs one after the other
     "tests/integration/test_slurm.py": "Slurm",  # they share the one that the first brings up
     "tests/integration/test_own_model.py": "own model",  # they read what one run found
     "tests/unit/test_imports.py": "imports",
+    "tests/transport/test_hostile.py::test_every_fault": "in time",  # one after the other, they wait for quiet once
+    "tests/transport/test_outages.py": "in time",
+    "tests/transport/test_plugin.py::test_streams_of_one": "in time",
+    "tests/transport/test_torch_failures.py::test_a_rank_that_dies_is_an_error_within": "in time",
 }
 _NETWORK, _PLUGIN = "tests/integration/test_network.py", "tests/transport/test_plugin.py"
 _ELASTIC = "tests/integration/test_elastic.py"
@@ -37,6 +41,7 @@ _QUIET = (  # tests that measure times, most of them of a network whose packets 
     f"{_ELASTIC}::test_a_server_that_is_lost",  # servers that come too late begin another life
     f"{_ELASTIC}::test_servers_of_an_emulated",
     "tests/integration/test_regroup.py::test_a_server_of_an_emulated",
+    *(name for name, group in GROUPS.items() if group == "in time"),  # they ask for errors, and for data, in time
 )
 
 

@@ -49,22 +49,27 @@ class _Board:
 
     def group(self, ranks: tuple[int, ...]) -> _Board:
         """The board of some of the ranks, the same for all of them."""
-        with self._making:
-            return self.groups.setdefault(ranks, _Board(len(ranks), self.timeout))
+        return self._board(ranks, len(ranks))
 
     def twin(self, number: int) -> _Board:
         """Another board for all ranks, the same for all of them."""
+        size = len(self.slots)
+        return self._board((*range(size), size + number), size)
+
+    def _board(self, key: tuple[int, ...], size: int) -> _Board:
         with self._making:
-            size = len(self.slots)
-            return self.groups.setdefault((*range(size), size + number), _Board(size, self.timeout))
+            board = self.groups.setdefault(key, _Board(size, self.timeout))
+            board._aborted |= self._aborted
+            return board
 
     def abort(self) -> None:
-        """Make pending and later meetings fail, those of groups as well."""
+        """Make pending and later meetings fail, those of groups as well, also of groups that are still to be made."""
         with self._changed:
             self._aborted = True
             self._changed.notify_all()
-        for board in self.groups.values():
-            board.abort()
+        with self._making:
+            for board in self.groups.values():
+                board.abort()
 
 
 class ThreadComm(CountedComm):

@@ -302,11 +302,11 @@ KEPT = 2**14
 """Elements of the model whose memory is looked at: whatever has fewer than half as many is no state."""
 
 
-def storages() -> dict[int, int]:
-    """Bytes of the storages of all large tensors alive in this process, by address."""
+def storages() -> dict[int, torch.UntypedStorage]:
+    """The storages of all large tensors alive in this process, by address. Whoever holds them keeps others from it."""
     gc.collect()
     found = [x.untyped_storage() for x in gc.get_objects() if isinstance(x, Tensor) and x.device.type == "cpu"]
-    return {storage.data_ptr(): storage.nbytes() for storage in found if storage.nbytes() >= KEPT // 2}
+    return {storage.data_ptr(): storage for storage in found if storage.nbytes() >= KEPT // 2}
 
 
 def kept(comm: CountedComm, cell: Cell) -> float:
@@ -329,7 +329,7 @@ def kept(comm: CountedComm, cell: Cell) -> float:
             comm.barrier()
         trainer.optimize()
         trainer.finish_step()
-    new = sum(nbytes for address, nbytes in after.items() if address not in before)
+    new = sum(storage.nbytes() for address, storage in after.items() if address not in before)
     own = 2 * 4 * KEPT + sum(x.nbytes for x in moments if x.nbytes >= KEPT // 2)
     return (new - comm.size * own) / (4 * KEPT)
 

@@ -91,10 +91,10 @@ def test_the_same_seed_proposes_the_same() -> None:
 
 
 class Slow(GradientAllReduce):
-    """Every message takes 2 ms, and 20 more without hierarchy, whatever its size."""
+    """Every message takes 10 ms, and 40 more without hierarchy, whatever its size."""
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
-        time.sleep(0.002 if self.hierarchical or comm.intra is None else 0.022)
+        time.sleep(0.01 if self.hierarchical or comm.intra is None else 0.05)
         super().communicate(bucket, comm, step)
 
 
@@ -145,7 +145,7 @@ def test_an_engine_tunes_itself_and_learns_as_before(kind: str, size: int, per_s
     assert study.best == max(study.trials, key=lambda trial: trial.score).values
     assert first["sending"].bucket_size == 2 ** study.best["bucket_size_2p"]
     assert first["sending"].channels == study.best["channels"]
-    assert first["sending"].buckets < 9, "16 messages of 2 ms each are no good setting"
+    assert first["sending"].buckets < 9, "16 messages of 10 ms each are no good setting"
     assert first["hierarchical"] == bool(study.best.get("hierarchical")) == (per_server > 1)
     assert sorted(study.order) == sorted(first["names"])
     assert study.order[0].startswith("7.") and study.order[-1].startswith("0."), "gradients come last layer first"
@@ -153,10 +153,10 @@ def test_an_engine_tunes_itself_and_learns_as_before(kind: str, size: int, per_s
 
 
 class Crawling(GradientAllReduce):
-    """Every message takes 30 ms."""
+    """Every message takes 200 ms: on a busy machine a step of one message may be late by as much again."""
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
-        time.sleep(0.03)
+        time.sleep(0.2)
         super().communicate(bucket, comm, step)
 
 

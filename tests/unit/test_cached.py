@@ -338,7 +338,7 @@ def redis(tmp_path: Path) -> Iterator[str]:
     process = subprocess.Popen([server, *options], cwd=tmp_path, stdout=subprocess.DEVNULL)
     try:
         with socket.socket(socket.AF_UNIX) as probe:
-            for _ in range(500):
+            for _ in range(3000):
                 if path.exists() and probe.connect_ex(str(path)) == 0:
                     break
                 assert process.poll() is None

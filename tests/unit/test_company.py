@@ -25,8 +25,8 @@ from tasks.base import Position
 from tests.ranks import outcomes, run
 
 BACKENDS = ["gloo", "bagua_net"]
-QUICK = {"beat": 0.1, "patience": 4.0}
-LIMIT = 120.0  # seconds of time-out: what fails because a rank has gone fails long before
+QUICK = {"beat": 0.1, "patience": 5.0}
+LIMIT = 200.0  # seconds of time-out: what fails because a rank has gone fails long before
 
 
 @pytest.fixture
@@ -150,7 +150,10 @@ def test_models_become_the_mean_of_those_that_have_trained(port: int) -> None:
 
 
 def goes_on(comm: TorchComm, port: int, algorithm: type[Algorithm], options: dict[str, Any]) -> tuple[Any, ...]:
-    """Rank 1 dies after step 5; the others train on, with what all have learned and without a sample left out."""
+    """Rank 1 dies after step 5; the others train on, with what all have learned and without a sample left out.
+
+    Where nobody waits for it they are ahead, but not at the end before it is dead.
+    """
     dies, seen = comm.rank == 1, list[tuple[int, int]]()
     with joined(comm, port) as members:
         torch.manual_seed(0)
@@ -172,10 +175,9 @@ def goes_on(comm: TorchComm, port: int, algorithm: type[Algorithm], options: dic
                             engine.step()
                             seen.append((met.number, engine.steps))
                             course.stepped()
-                            time.sleep(0.02)
+                            time.sleep(0.02 if met.number or engine.steps < 20 else 0.5)
                             if dies and engine.steps == 5:
-                                begun = members._pulse._count
-                                while members._pulse._count < begun + 3:  # a sign of life has told of all its steps
+                                while members._pulse.last(members.name) != members.note:
                                     time.sleep(0.01)
                                 os._exit(1)
                         engine.settle()

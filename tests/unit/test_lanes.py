@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -45,8 +46,14 @@ def test_close_drops_queued_work_and_ends_the_thread() -> None:
     lane.submit(first)
     lane.submit(lambda: done.append(1))
     started.wait()
-    threading.Timer(0.2, gate.set).start()
-    lane.close()
-    lane.thread.join(300)
+    closing = threading.Thread(target=lane.close)
+    closing.start()
+    with pytest.raises(RuntimeError, match="the lane is closed"):
+        while True:
+            lane.submit(lambda: done.append(2))
+            time.sleep(0.001)
+    gate.set()  # once it is being closed
+    closing.join(60)
+    lane.thread.join(60)
     assert not lane.thread.is_alive()
     assert done == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from bagua_bench.elastic.members import Changed, Meeting, Members
 
-QUICK = {"beat": 0.05, "patience": 1.0}
+QUICK = {"beat": 0.05, "patience": 4.0}
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_silent_member_is_lost_and_what_it_told_last_is_known(store: TCPStore)
         one.note = {"taken": k}
     tell(everyone)
     everyone[0].close()
-    assert "1 of 3 ranks gave no sign of life for 1 s" in wait_for_the_end(everyone[1])
+    assert f"1 of 3 ranks gave no sign of life for {QUICK['patience']:g} s" in wait_for_the_end(everyone[1])
     left = meet(everyone[1:])
     assert [(one.number, one.rank, one.size) for one in left] == [(1, 0, 2), (1, 1, 2)]
     assert left[0].notes_before == left[1].notes_before == [{"taken": 0}, {"taken": 1}, {"taken": 2}]
@@ -185,29 +185,40 @@ def test_members_that_come_and_go_at_random_always_hold_the_same(store: TCPStore
     held: dict[int, set[tuple[str, ...]]] = {}
     sizes: list[int] = []
     lock = threading.Lock()
-    until = time.monotonic() + 4.0
+    coming = [(rng.uniform(0, 3), rng.uniform(0.5, 2)) for _ in range(5)]
+    gone: list[int] = []
 
-    def life(start: float, length: float) -> None:
+    def life(start: float, over: Callable[[float], bool]) -> None:
+        """Meet again and again until it is over, after so many seconds."""
         time.sleep(start)
-        one = member(store)
-        end = min(time.monotonic() + length, until)
-        while time.monotonic() < end:
-            met = one.meet()
-            assert met is not None
-            with lock:
-                held.setdefault(met.number, set()).add(tuple(who.name for who in met.present))
-                sizes.append(met.size)
-            while time.monotonic() < end:
-                try:
-                    one.check()
-                except Changed:
-                    break
-                time.sleep(0.01)
-        one.close()
+        with member(store, patience=1.0) as one:
+            begun = time.monotonic()
+            while not over(time.monotonic() - begun):
+                met = one.meet()
+                assert met is not None
+                with lock:
+                    held.setdefault(met.number, set()).add(tuple(who.name for who in met.present))
+                    sizes.append(met.size)
+                while not over(time.monotonic() - begun):
+                    try:
+                        one.check()
+                    except Changed:
+                        break
+                    time.sleep(0.01)
 
-    spans = [(0.0, 10.0), *((rng.uniform(0, 3), rng.uniform(0.5, 2)) for _ in range(5))]
-    with ThreadPoolExecutor(len(spans)) as pool:
-        for done in [pool.submit(life, *span) for span in spans]:
-            done.result(60)
+    def passes(start: float, length: float) -> None:
+        try:
+            life(start, lambda age: age > length)
+        finally:
+            gone.append(1)
+
+    def is_left_alone(age: float) -> bool:
+        with lock:
+            return len(gone) == len(coming) and len(sizes) > 0 and sizes[-1] == 1
+
+    with ThreadPoolExecutor(1 + len(coming)) as pool:
+        stays = pool.submit(life, 0.0, is_left_alone)
+        for done in [stays, *(pool.submit(passes, *span) for span in coming)]:
+            done.result(120)
     assert all(len(decisions) == 1 for decisions in held.values())
     assert max(sizes) >= 2 and len(held) >= 2

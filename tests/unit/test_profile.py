@@ -29,7 +29,7 @@ from tasks.base import Batch, Task
 from tests.catalogue import resolved
 
 CPU = torch.device("cpu")
-FORWARD, BACKWARD, OPTIMIZER = 0.04, 0.12, 0.01
+FORWARD, BACKWARD, OPTIMIZER = 0.2, 0.5, 0.01  # far apart, as sleeps end late on a busy machine
 
 
 class Slow(torch.autograd.Function):

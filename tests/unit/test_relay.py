@@ -65,7 +65,7 @@ def test_a_packet_that_is_overdue_keeps_its_place(monkeypatch: pytest.MonkeyPatc
     unlimited = Link(None, 0.0, 0.0, 0.0)
     ports = [Port(unlimited, 10**6, Random(0)) for _ in devices]
     relay = Relay(ports, [Flows([70_000 * 8 / 0.02], 10**6), Flows([], 10**6)], devices)  # type: ignore[arg-type]
-    late = Timer(10, control.close)
+    late = Timer(60, control.close)
     late.start()
     with os.fdopen(stdin) as commands:
         monkeypatch.setattr("sys.stdin", commands)

@@ -273,18 +273,18 @@ def test_the_slowest_link_counts() -> None:
 
 
 def test_two_hundred_cells_of_128_ranks_cost_little_once_traced() -> None:
-    """A ratio within one run: evaluating a cell against recording it."""
+    """A ratio within one run, of CPU times: evaluating a cell against recording it."""
     cold = cell("task=bert_large", "algo=bytegrad", "run.steps=3", "run.bucket_size=11MiB", "run.channels=1")
-    began = time.perf_counter()
+    began = time.process_time()
     program = rehearse(cold)
-    rehearsed = time.perf_counter() - began
+    rehearsed = time.process_time() - began
     chosen = cell("task=bert_large", "algo=bytegrad")
     compute = Compute(0.17, 0.34, 0.014, 675e9, "")
-    began = time.perf_counter()
+    began = time.process_time()
     for rate in range(1, 201):
         asked = replace(chosen, network=replace(chosen.network, bandwidth=rate * 1e9))
         Clock(cluster_of(asked), compute).run(program)
-    assert (time.perf_counter() - began) / 200 < rehearsed / 5
+    assert (time.process_time() - began) / 200 < rehearsed / 5
 
 
 def test_ten_thousand_ranks() -> None:

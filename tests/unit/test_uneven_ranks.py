@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from algorithms.gradient_allreduce import GradientAllReduce
 from algorithms.qadam import QAdam
 from bagua_bench.comm import CountedComm
 from bagua_bench.engine.engine import Engine
+from tests.contract.test_algorithms import wait_for_a_round
 from tests.habits import (
     ALL,
     GRADIENTS,
@@ -141,8 +141,10 @@ def normalised(comm: CountedComm, make: Make, steps: int, broadcast: bool) -> di
     with Engine(net, adam(net), make(), comm, broadcast_buffers=broadcast) as engine:
         for k in range(steps):
             loss(net, data(comm.rank, k) + 3 * comm.rank).backward()
-            engine.step()
-            time.sleep(0.003)
+            engine.synchronize()
+            wait_for_a_round(engine)
+            engine.optimize()
+            engine.finish_step()
         with engine.paused():
             return {name: b.clone() for name, b in net.named_buffers()}
 

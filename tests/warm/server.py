@@ -7,6 +7,7 @@ lines of the forks.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -85,12 +86,14 @@ class Server:
             start.become(descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
-        client.sendall(struct.pack("<q", pid))
+        _tell(client, pid)
         ended = os.pidfd_open(pid)
         self.selector.register(ended, selectors.EVENT_READ, (self._ended, (client, ended, pid)))
         self.selector.register(client, selectors.EVENT_READ, (self._hung_up, (client, ended)))
 
     def _hung_up(self, client: socket.socket, ended: int) -> None:
+        if client.fileno() < 0:  # its process has ended at the same moment, and that was seen first
+            return
         self.selector.unregister(client)
         signal.pidfd_send_signal(ended, signal.SIGKILL)
 
@@ -100,8 +103,13 @@ class Server:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if client in self.selector.get_map():
             self.selector.unregister(client)
-            client.sendall(struct.pack("<q", code))
+            _tell(client, code)
         client.close()
+
+
+def _tell(client: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # it hung up a moment ago, and need not know
+        client.sendall(struct.pack("<q", number))
 
 
 def _receive(client: socket.socket) -> tuple[Any, list[int]]:

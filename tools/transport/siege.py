@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +111,6 @@ def _bad_peer(victim: Process, fuzzer: Fuzzer) -> int:
 
 
 def _state(process: Process) -> tuple[int, int]:
-    """Descriptors and threads, once threads that just ended are gone."""
-    time.sleep(0.05)
+    """Descriptors and threads."""
     state = process.ask("state")
     return state["fds"], state["threads"]

@@ -127,7 +127,7 @@ std::string Connection::lost() const {
         " for longer than the time-out of " + std::to_string(trunk_.settings.timeout / kMillisecond) + " ms";
     if (number < count)
         return "stream " + std::to_string(path) + " to " + trunk_.streams[number]->where + ": no answer" + longer;
-    if (number == count) return "receipts to " + trunk_.peer + ": no answer" + longer;
+    if (number == count) return "receipts to peer " + trunk_.peer + ": no answer" + longer;
     return "peer " + trunk_.peer + " gave no sign of life" + longer + ": stopped or cut off";
 }
 

@@ -29,7 +29,7 @@ bool Receipts::give() {
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == ENOBUFS)) break;
         if (n < 0) {
-            trunk_.broke(Code::remote, "receipts to " + trunk_.peer + ": " + error_text(errno));
+            trunk_.broke(Code::remote, "receipts to peer " + trunk_.peer + ": " + error_text(errno));
             break;
         }
         given_ += size_t(n);
@@ -50,7 +50,7 @@ bool Receipts::take() {
         readable_ = n > 0;
         if (n < 0 && errno == EAGAIN) break;
         if (n < 0) {
-            trunk_.broke(Code::remote, "receipts from " + trunk_.peer + ": " + error_text(errno));
+            trunk_.broke(Code::remote, "receipts from peer " + trunk_.peer + ": " + error_text(errno));
             break;
         }
         over_ = n == 0;
