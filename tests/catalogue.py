@@ -37,6 +37,11 @@ def options(group: str) -> list[str]:
     return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
 
 
+def trained() -> list[str]:
+    """Tasks that can be trained, which those that are only described cannot."""
+    return [name for name in options("task") if "measure" in facts.task(resolved(f"task={name}").task).modes]
+
+
 def runnable() -> list[str]:
     """Algorithms and peers that can be run here rather than only simulated."""
     return [name for name in options("algo") if "measure" in declared(name).modes and absent(name) is None]

@@ -1,11 +1,13 @@
 """`bagua-bench advise task=vgg16 cluster=bagua_paper network.bandwidth=10gbit network.latency=1ms`.
 
-Ranks algorithm x transport x bucket size x channels by the simulated time of a step. It takes the arguments of
-`python -m bagua_bench` except mode, algo, campaign, and the length and buckets of a run, which it chooses itself.
+Ranks algorithm x transport x bucket size x channels by the simulated time of a step, and says why. It takes the
+arguments of `python -m bagua_bench` except mode, algo, campaign, and the length and buckets of a run, which it chooses
+itself; `--json` prints the same for programs.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 
 from hydra import initialize_config_dir
@@ -13,13 +15,17 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from bagua_bench.advise import ranking, words
+from bagua_bench.advise.answer import answer
 from bagua_bench.advise.candidates import Candidates, available, candidates
+from bagua_bench.advise.short import expanded
+from bagua_bench.advise.values import values
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.compose import compose_cell
 from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.configuration.explain import explain
 from bagua_bench.configuration.resolve import ConfigError, register
 from bagua_bench.configuration.validate import validate
+from bagua_bench.machine.lookup import layers_of
 from bagua_bench.simulate.cluster import cluster_of
 
 _OWN = {
@@ -33,12 +39,25 @@ _OWN = {
 }
 _HELP = """\
 {doc}
-Your own cluster, with a GPU whose step (forward, backward, optimizer, at task.batch samples) you have timed:
+Your own model by its number of parameters, on your own cluster, with a GPU whose step (forward, backward, optimizer, at
+task.batch samples) you have timed:
+
+  bagua-bench advise model.parameters=1.3e9 task.step_seconds=400ms task.batch=8 \\
+      cluster.servers=4 cluster.ranks_per_server=8 network.bandwidth=100gbit network.latency=0.05ms
+
+By name, if its library is installed (nothing is downloaded), or as a function that returns it:
+
+  bagua-bench advise model=torchvision:resnet50 task.batch=32 ...
+  bagua-bench advise model=transformers:bert-large-uncased task.length=384 ...
+  bagua-bench advise model=mypackage.module:make_model task.step_seconds=400ms ...
+
+One of the suite's models:
 
   bagua-bench advise task=vgg16 task.batch=64 task.step_seconds=0.05 \\
       cluster.servers=4 cluster.ranks_per_server=8 network.bandwidth=25gbit network.latency=0.05ms
 
 task=NAME                    {task}
+model.parameters=, model=    short for task=own task.parameters= and task=own task.model=
 task.step_seconds=TIME       of one GPU, 0.05 (seconds) or 50ms; taken from compute= if not given
 compute=NAME                 {compute}; for your own GPU: bagua-bench simulate profile
 compute.memory_bandwidth=    for the optimizer and codecs
@@ -53,7 +72,11 @@ transport=NAME               {transport}; also compared: those that the cluster 
 
 The table:
 
-{legend}"""
+{legend}
+
+The lines above it:
+
+{lines}"""
 
 
 def compared(arguments: list[str]) -> tuple[Candidates, Cell]:
@@ -67,6 +90,7 @@ def compared(arguments: list[str]) -> tuple[Candidates, Cell]:
             raise ConfigError(f"mode={base.mode}: advice is simulated; allowed: simulate")
         validate(base)
         _check_physics(base)
+        _check_model(base)
         others = [name for name in base.cluster.transports if name in available("transport")]
         names = [name for name in sorted(others) if name != base.transport.name]
         transports = [compose_cell(["mode=simulate", *arguments, f"transport={name}"]).transport for name in names]
@@ -84,6 +108,13 @@ def _check_physics(cell: Cell) -> None:
         raise ConfigError(str(error)) from None
 
 
+def _check_model(cell: Cell) -> None:
+    try:
+        layers_of(cell.task)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 def _refuse(text: str) -> None:
     """ConfigError for an argument that would be overridden."""
     key = text.partition("=")[0].lstrip("+~")
@@ -94,15 +125,16 @@ def _refuse(text: str) -> None:
 
 def _help() -> str:
     groups = {group: ", ".join(available(group)) for group in ("task", "compute", "cluster", "transport")}
-    return _HELP.format(doc=__doc__, legend=words.LEGEND, **groups)
+    return _HELP.format(doc=__doc__, legend=words.LEGEND, lines=words.LINES, **groups)
 
 
 def main() -> int:
     """Exit code 0; 2 if the configuration is wrong."""
-    arguments = sys.argv[1:]
-    if any(text in ("-h", "--help") for text in arguments):
+    given = sys.argv[1:]
+    if any(text in ("-h", "--help") for text in given):
         print(_help())
         return 0
+    arguments = expanded([text for text in given if text != "--json"])
     try:
         found, base = compared(arguments)
     except ConfigError as error:
@@ -111,7 +143,8 @@ def main() -> int:
     except (HydraException, OmegaConfBaseException) as error:
         print(explain(error, arguments), file=sys.stderr)
         return 2
-    print(words.report(ranking.advise(found.cells, workers=0), base, found.refused))
+    best = answer(ranking.advise(found.cells, workers=0), base, found.refused)
+    print(json.dumps(values(best, arguments), indent=1) if "--json" in given else words.text(best, arguments))
     return 0
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from bagua_bench.advise.candidates import available
-from bagua_bench.configuration import network_settings
+from bagua_bench.configuration import facts, network_settings
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.units import BYTES, RATES, amount, duration, text
 from bagua_bench.machine.compute import compute_of
@@ -29,12 +29,20 @@ def assumptions(cell: Cell) -> str:
     where = f"{layout.servers} servers x {layout.per_server} rank{'s' * (layout.per_server > 1)}"
     return "; ".join(
         [
-            f"{cell.task.name}, batch {cell.task.batch}, {where}",
+            f"{_model(cell)}, batch {cell.task.batch}, {where}",
             f"{duration(compute.step * cell.haste)} of computing ({compute.origin}){_stragglers(cell)}",
             ", ".join([rate, late, *also, f"TCP windows of {text(cell.network.tcp_window, BYTES)}"]),
             f"cluster={cell.cluster.name}, {_calibration(cell)}",
         ]
     )
+
+
+def _model(cell: Cell) -> str:
+    """The task's name; of one that is described, which it is, how large, and what is assumed of its layers."""
+    if not facts.task(cell.task).described:
+        return cell.task.name
+    layers, name = layers_of(cell.task), cell.task.options["model"] or "a model"
+    return f"{name} of {layers.elements:,} parameters (assumed: {layers.assumed})"
 
 
 def _stragglers(cell: Cell) -> str:

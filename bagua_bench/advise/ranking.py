@@ -24,7 +24,6 @@ from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.defaults import settled
 from bagua_bench.simulate.run import mean_step, with_rounds
-from bagua_bench.simulate.scene import scene_of
 
 _FEW = 20
 """Cells that are ranked in this process: others would take longer to start."""
@@ -44,12 +43,12 @@ def _rows(cells: Sequence[Cell], workers: int) -> list[dict[str, Any]]:
         workers = len(os.sched_getaffinity(0)) if len(cells) > _FEW else 1
     if workers == 1:
         return [_row(setting) for setting in settings]
-    if not all(traces.is_known(setting.cell) for setting in settings):
+    if not all(traces.is_known(key) for key in {setting.key for setting in settings}):
         from bagua_bench.simulate import rehearsal  # noqa: F401  torch once, before the forks
 
-    parts: dict[str, list[Setting]] = {}
+    parts: dict[traces.Key, list[Setting]] = {}
     for setting in settings:  # cells with the same buckets share a rehearsal
-        parts.setdefault(scene_of(setting.cell).key, []).append(setting)
+        parts.setdefault(setting.key, []).append(setting)
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
         rows = [row for rows in pool.map(_rows_of, parts.values()) for row in rows]
     traces.tidy()
@@ -74,9 +73,15 @@ class Setting:
         self.factors = [*speed_classes(cell.cluster)]
 
     @cached_property
+    def key(self) -> traces.Key:
+        """What its program depends on."""
+        return traces.key_of(self.cell)
+
+    @cached_property
     def program(self) -> Program:
         """What a rank does in a step."""
-        program = traces.program_of(self.cell)
+        assert self.cell.run.channels is not None
+        program = traces.program_of(self.key, self.cell.run.channels)
         if program.round is None:
             return program
         return with_rounds(program, self.cluster, self.compute, facts.algorithm(self.cell.algo).rounds)

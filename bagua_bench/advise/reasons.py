@@ -46,7 +46,8 @@ def _seconds(setting: Setting, cluster: Cluster) -> float:
     return step_seconds(setting.program, cluster, setting.compute, setting.factors)
 
 
-def _without_latency(cluster: Cluster) -> Cluster:
+def without_latency(cluster: Cluster) -> Cluster:
+    """A cluster where no message takes time but for its bytes."""
     soon = replace(cluster.physics, latency=_NO_TIME, call=0.0, inside_hop=0.0)
     return replace(cluster, network=replace(deepcopy(cluster.network), latency=0.0, jitter=0.0), physics=soon)
 
@@ -63,7 +64,7 @@ def _without_windows(cluster: Cluster) -> Cluster:
 
 
 _CAUSES: dict[str, Callable[[Cluster], Cluster]] = {
-    "latency": _without_latency,
+    "latency": without_latency,
     "bandwidth": _without_limits,
     "window": _without_windows,
 }

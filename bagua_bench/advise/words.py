@@ -3,61 +3,92 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from bagua_bench.advise import intervals, reasons
-from bagua_bench.advise.assumptions import assumptions, transports
-from bagua_bench.configuration import facts
+from bagua_bench.advise import checks, reasons
+from bagua_bench.advise.answer import Answer, answer, memory
+from bagua_bench.advise.assumptions import assumptions
+from bagua_bench.advise.levers import AS_GOOD
+from bagua_bench.configuration import facts, units
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.configuration.units import BYTES, duration, durations, text
+from bagua_bench.configuration.units import RATES, SIZES, amount, duration, durations
 from bagua_bench.configuration.variants import algorithm_part
 
 LEGEND = """\
-algorithm  a name for algo=
+algorithm  a name for algo=; "22 steps stale": so old are averages when they arrive
 between    what the algorithm connects: all ranks, or one rank of every server after a sum inside the server
 transport  a name for transport=
 bucket     the best of the bucket sizes tried (run.bucket_size=, DDP's algo.bucket_cap_mb=); some use one bucket
 channels   the best number of buckets under way at a time (run.channels=)
 step       simulated time of a step, mean over a training, with the warm-up that an algorithm needs
-epoch      simulated time for all samples of the task
+epoch      simulated time for all samples of the task, where it says how many (task.epoch= of one of your own)
 x DDP      throughput over that of DDP, PyTorch's default, with the best of its bucket sizes
 why        the bottleneck. "bandwidth-bound: 82% of 95% waiting" means that 95 % of a step's time is waiting, and
            an ideal bandwidth would save 82 %; "window-bound": TCP windows are most of what latency costs"""
 
+LINES = """\
+learning   what campaign=learning measured of the algorithm and of DDP; nothing of your model
+memory     what a rank keeps from step to step, without activations and buffers for sending
+limits     what would help most, and how many times as fast a step would be: with twice the bandwidth of the line, if
+           software could move twice as much between servers (cluster.physics.ring, .process), without latency, and
+           with computing in half the time
+turns      the bandwidth at which DDP is as fast, or below which it no longer is, all with the settings of the table
+check      the same on this machine in a scale model: of the first, then of DDP at its best"""
+
 _SAME = "learning what DDP learns"
 _OTHER = "learning something else: compare accuracy before choosing"
+_LEVERS = {
+    "bandwidth": "with twice the bandwidth",
+    "software": "if software moved twice as much",
+    "latency": "without latency",
+    "computing": "with computing in half the time",
+}
 _LARGER = 16.0  # times as large TCP windows
 
 
-def report(table: pd.DataFrame, base: Cell, refused: Mapping[str, str] | None = None) -> str:
-    """The advice for the cell `base`, from the `table` of `ranking.advise`; `refused`: who cannot run, and why."""
-    best, line = transports(table.drop_duplicates(["algorithm", "transport"]), base)
-    ddp = table[table["algorithm"] == facts.baseline()]
-    best = best.assign(times_ddp=ddp["step_seconds"].min() / best["step_seconds"], why=best["cell"].map(reasons.why))
-    parts = [f"{assumptions(base)}\n{line}", headline(best)]
-    parts += [_group(title, best[best["same_update"] == same]) for title, same in ((_SAME, True), (_OTHER, False))]
-    parts += ["\n".join(f"not compared: {why}" for why in (refused or {}).values())]
+def report(
+    table: pd.DataFrame, base: Cell, refused: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+) -> str:
+    """The advice for the cell `base`, from the `table` of `ranking.advise`.
+
+    refused: who cannot run, and why; arguments: those that `base` was made from.
+    """
+    return text(answer(table, base, refused or {}), arguments)
+
+
+def text(found: Answer, arguments: Sequence[str]) -> str:
+    """An answer to read: what was assumed, the answer, its reasons, tables, and who is not in them."""
+    parts = [f"{assumptions(found.base)}\n{found.transports}", headline(found), reasoning(found, arguments)]
+    shown = found.shown
+    parts += [_group(title, shown[shown["same_update"] == same]) for title, same in ((_SAME, True), (_OTHER, False))]
+    parts += ["\n".join(f"not compared: {why}" for why in found.refused.values())]
     return "\n\n".join(part for part in parts if part)
 
 
-def headline(best: pd.DataFrame) -> str:
+def headline(found: Answer) -> str:
     """The fastest of those that learn what DDP learns, and what learning something else would buy."""
-    same, other = (best[best["same_update"] == kind].drop_duplicates("algorithm") for kind in (True, False))
-    first = same.iloc[0]
-    ddp = best[best["algorithm"] == facts.baseline()]
-    beside = ddp.iloc[0] if len(ddp) else same.iloc[-1]  # what is asked for may be nothing that DDP has
-    share = intervals.share_of_ratio(first["cell"], beside["cell"])
-    compared = _compared(first, share)
-    lines = [f"fastest of those that learn what DDP learns: {_chosen(first)}, {compared}{_tied(same, share)}"]
-    faster = other[other["step_seconds"] < first["step_seconds"]]
+    first, faster = found.first, found.faster
+    tied = _tied(found.same, found.share)
+    lines = [f"fastest of those that learn what DDP learns: {_chosen(first)}, {_compared(found)}{tied}"]
     if len(faster):
         lines.append(
             f"faster, but learning something else: {', '.join(_brief(row) for row in faster.to_dict('records'))}"
         )
     return "\n".join([*lines, *_windows(first)])
+
+
+def reasoning(found: Answer, arguments: Sequence[str]) -> str:
+    """What the answer costs, what it depends on and how to check it, a line each."""
+    named = {"learning": _learning(found), "memory": _memory(found), "limits": _limits(found)}
+    named["turns"] = _crossing(found)
+    lines = [f"{name}: {said}" for name, said in named.items() if said]
+    lines += [f"check, emulated here: {command}" for command in checks.commands(found, arguments)]
+    if facts.task(found.base.task).described and (made := checks.engine(found.first)):
+        lines.append(f"in your training, beside DDP: {made} (docs/own-model.md)")
+    return "\n".join(lines)
 
 
 def _chosen(row: Any) -> str:
@@ -68,20 +99,93 @@ def _chosen(row: Any) -> str:
     return f"{row['algorithm']}{transport}{buckets}{several}"
 
 
-def _compared(row: Any, share: float) -> str:
+def _compared(found: Answer) -> str:
+    """How fast the first is beside DDP: at its best, at its defaults, and as its variants."""
+    row, (low, high) = found.first, found.interval
     if row["algorithm"] == facts.baseline():
         return "than which nothing is faster"
-    if math.isnan(row["times_ddp"]):
+    if found.rival is None:
         return f"{duration(row['step_seconds'])} a step; DDP cannot be run so"
-    low, high = _times(row["times_ddp"] / (1 + share)), _times(row["times_ddp"] * (1 + share))
-    return f"{_times(row['times_ddp'])} times DDP ({low} to {high})"
+    far = ", extrapolated" * bool(found.beyond)
+    others = {"DDP at its defaults": found.default, **found.variants}
+    beside = [
+        f"{_times(seconds / row['step_seconds'])} times {name}"
+        for name, seconds in others.items()
+        if not math.isnan(seconds) and name != row["algorithm"]
+    ]
+    best = f"{_times(row['times_ddp'])} times DDP at its best ({_times(low)} to {_times(high)}{far})"
+    return ", ".join([best, *beside])
+
+
+def _learning(found: Answer) -> str:
+    """What was measured of how the first learns."""
+    task = found.base.task
+    model = "your model" if facts.task(task).described else task.name
+    said = _learned(found.first["algorithm"])
+    return f"{said}, a small VGG16, 3 seeds (docs/findings.md); with {model}: not measured" if said else "not measured"
+
+
+def _learned(name: str) -> str:
+    """What an algorithm, and the baseline, ended with where it was measured; empty if it was not."""
+    known = {each: facts.option(each).learned for each in (name, facts.baseline())}
+    if not known[name]:
+        return ""
+    ends = (f"{each} ended at {mean:g} % ({least:g} to {most:g})" for each, (mean, least, most) in known.items())
+    return f"{' where '.join(ends)} of held-out digits"
+
+
+def _memory(found: Answer) -> str:
+    kept, name = found.memory, found.first["algorithm"]
+    usual = amount(kept.weights + kept.gradients + kept.optimizer, SIZES)
+    more = f"{amount(kept.state, SIZES)} more" if kept.state else "nothing more"
+    return f"{usual} a rank for weights, gradients and {kept.kind} in fp32; {name} keeps {more}"
+
+
+def _limits(found: Answer) -> str:
+    """What would help the first and DDP most."""
+    return "; ".join(f"{name}: {_limit(by)}" for name, by in found.limits.items())
+
+
+def _limit(by: Mapping[str, float]) -> str:
+    most = max(by, key=by.__getitem__)
+    said = ", ".join(f"{_times(ratio)} {_LEVERS[name]}" for name, ratio in by.items())
+    name = most if by[most] > AS_GOOD else "nothing alone"
+    return f"{name} (times as fast: {said})"
+
+
+def _crossing(found: Answer) -> str:
+    """From which bandwidth on the answer is another."""
+    turn, name = found.crossing, found.challenger
+    if turn is None:
+        return ""
+    rate = None if turn.bandwidth is None else amount(turn.bandwidth, RATES)
+    as_fast = f"DDP is as fast as {name}, within {AS_GOOD - 1:.0%}"
+    if turn.upwards and rate is not None:
+        return f"from about {rate} on {as_fast}"
+    if turn.upwards and turn.both is not None:
+        return f"at no bandwidth of the line alone; with line and software {turn.both:.2g} times as fast {as_fast}"
+    if turn.upwards:
+        return f"at no bandwidth; with line and software 1024 times as fast {name} is {_times(turn.ratio)} times DDP"
+    if rate is None:
+        return f"at no bandwidth: with a 1024th of it {name} is {_times(turn.ratio)} times DDP"
+    return f"below about {rate} {name} is faster than DDP by more than {AS_GOOD - 1:.0%}"
 
 
 def _brief(row: Any) -> str:
     late = row["staleness_steps"]
-    age = "" if math.isnan(late) else " whose averages never come" if math.isinf(late) else f", {late:.3g} steps stale"
+    age = "" if math.isnan(late) else " whose averages never come" if math.isinf(late) else f", {_stale(late)}"
     gain = duration(row["step_seconds"]) if math.isnan(row["times_ddp"]) else _times(row["times_ddp"])
     return f"{row['algorithm']}{age} ({gain})"
+
+
+def _stale(late: float) -> str:
+    return "averages never come" if math.isinf(late) else f"{late:.3g} steps stale"
+
+
+def _named(row: Any) -> str:
+    """The algorithm's name, and how stale its averages are."""
+    late = row["staleness_steps"]
+    return f"{row['algorithm']}" if math.isnan(late) else f"{row['algorithm']} ({_stale(late)})"
 
 
 def _tied(rows: pd.DataFrame, share: float) -> str:
@@ -95,7 +199,7 @@ def _windows(row: Any) -> Iterator[str]:
     """What larger TCP windows would do, where these are what is waited for."""
     cell: Cell = row["cell"]
     if row["why"].startswith("window"):
-        larger = text(int(cell.network.tcp_window * _LARGER), BYTES)
+        larger = units.text(int(cell.network.tcp_window * _LARGER), units.BYTES)
         seconds = duration(reasons.with_windows(cell, _LARGER))
         yield (
             f"TCP windows are what is waited for: with network.tcp_window={larger} a step takes {seconds} instead of "
@@ -113,13 +217,13 @@ def _times(ratio: float) -> str:
 
 def _table(rows: pd.DataFrame) -> str:
     shown = {
-        "algorithm": rows["algorithm"],
+        "algorithm": [_named(row) for row in rows.to_dict("records")],
         "between": rows["between"],
         **({"transport": rows["transport"]} if "transport" in rows else {}),
         "bucket": rows["bucket"],
         "channels": rows["channels"],
         "step": durations(list(rows["step_seconds"])),
-        "epoch": durations(list(rows["epoch_seconds"])),
+        **({"epoch": durations(list(rows["epoch_seconds"]))} if rows["epoch_seconds"].all() else {}),
         **({} if rows["times_ddp"].isna().all() else {"x DDP": rows["times_ddp"].map(_times)}),
         "why": rows["why"],
     }
@@ -140,6 +244,11 @@ def _notes(rows: pd.DataFrame) -> Iterator[str]:
                 f"{row.algorithm}: never waits; an average comes every {duration(row.round_seconds)} and is then "
                 f"{row.staleness_steps:.3g} steps old"
             )
+        if not row.same_update:
+            learned = _learned(row.algorithm) or f"{row.algorithm}: not measured"
+            yield learned.replace(" ended", ": ended", 1) + " (campaign=learning)"
+        if state := memory(row.cell).state:
+            yield f"{row.algorithm}: keeps {amount(state, SIZES)} a rank besides weights, gradients and optimizer"
         if options := _searched(row.cell):
             yield f"{row.algorithm}: with {options}, which is faster here than its own"
 

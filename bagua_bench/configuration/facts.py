@@ -72,10 +72,14 @@ class AlgorithmFacts:
     """Whether it is a system of its own instead of an algorithm of the engine."""
     baseline: bool = False
     """Whether the others are compared with it."""
+    variant_of: str = ""
+    """The option of which it is a setting that its users can switch on, and which is told beside it."""
     advised: bool = True
     """Whether advice ranks it. Reproductions of published code are only there for comparison."""
     note: str = ""
     """A caveat to show wherever its speed is advised."""
+    learned: tuple[float, ...] = ()
+    """What `campaign=learning` ended with, % of held-out digits: mean, least and most over its seeds."""
     short: Mapping[str, Any] = field(default_factory=dict)
     """Options with which a few steps show what it does."""
     colour: str = ""
@@ -104,6 +108,10 @@ class TaskFacts:
     """Its name for people."""
     layers: bool = True
     """Whether its parameters belong to layers, whose time can be emulated or simulated."""
+    modes: tuple[str, ...] = ("measure", "emulate", "simulate")
+    """Modes it can be run in."""
+    described: bool = False
+    """Whether it is a model without data, which its options `parameters` or `model` describe."""
     epoch: int = 0
     """Samples per epoch in the published runs; 0: those of the task's own data."""
     elastic: bool = False

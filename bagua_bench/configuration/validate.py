@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from bagua_bench import libraries
-from bagua_bench.configuration import data_settings, elastic_settings, facts, network_settings, physics
+from bagua_bench.configuration import data_settings, elastic_settings, facts, network_settings, own_model, physics
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.resolve import ConfigError, has_cuda
 from bagua_bench.sources.signature import arguments, attributes
@@ -27,6 +27,7 @@ def validate(cell: Cell) -> None:
         _transport,
         network_settings.problems,
         physics.problems,
+        own_model.problems,
         data_settings.problems,
         _peers,
         _tuning,
@@ -230,6 +231,9 @@ def _batch_norm(cell: Cell) -> Iterator[str]:
 
 
 def _modes(cell: Cell) -> Iterator[str]:
+    modes = facts.task(cell.task).modes
+    if cell.mode not in modes:
+        yield f"mode={cell.mode}: task={cell.task.name} cannot be run in it; allowed: {', '.join(modes)}"
     if cell.mode != "measure" and not facts.task(cell.task).layers:
         yield f"mode={cell.mode}: task={cell.task.name} has no layers whose time could be modelled; allowed: measure"
     for key, value in attributes(cell.algo.target).get("simulated_with", {}).items():

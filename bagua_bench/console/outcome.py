@@ -66,7 +66,8 @@ def _rows(cell: Cell, record: Record) -> Iterator[tuple[str, str]]:
         yield "imbalance", f"{imbalance:.4g}, the largest work of a rank over the mean, mean of the steps"
     if early := _warm_up(cell):
         yield "algorithm", f"[yellow]{early}[/yellow]"
-    yield "epoch", f"{units.duration(result['epoch_seconds'])} for {result['samples_per_epoch']:,} samples, projected"
+    if samples := result["samples_per_epoch"]:
+        yield "epoch", f"{units.duration(result['epoch_seconds'])} for {samples:,} samples, projected"
     if record["source"] != "simulated":
         yield "peak memory", f"{max(result['peak_memory']) / 1e9:.2f} GB per rank"
     if record["source"] == "simulated" or record["network"]["measured"]:

@@ -30,6 +30,9 @@ class Layers:
     optimizer_bytes: int
     """Memory traffic of an optimizer step, bytes per parameter."""
     samples_per_epoch: int
+    """0: not known."""
+    assumed: str = ""
+    """What is assumed of the layers; empty where they are the model's own."""
 
     @property
     def elements(self) -> int:
@@ -54,6 +57,8 @@ class Layers:
     def save(self, path: Path) -> None:
         """Write as JSON, one layer or parameter per line."""
         plain = asdict(self)
+        if not self.assumed:
+            del plain["assumed"]
         rows = {key: ",\n  ".join(json.dumps(row) for row in plain.pop(key)) for key in ("params", "layers")}
         head = json.dumps(plain, indent=1)[:-2]
         body = "".join(f',\n "{key}": [\n  {text}\n ]' for key, text in rows.items())

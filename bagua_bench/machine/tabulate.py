@@ -18,22 +18,47 @@ from tasks.base import Task
 
 
 def tabulate(task: TaskPart) -> Layers:
-    """Run the task's forward pass on meta tensors and note each module's multiply-adds and parameters."""
+    """Run the task's forward pass on meta tensors and note each module's multiply-adds and parameters.
+
+    A described model whose forward pass cannot be run is assumed to compute in proportion to its parameters.
+    """
     made: Task = build(task.target, task.options)
     with torch.device("meta"):
         model = made.model()
     trainable = {p: i for i, p in enumerate(p for p in model.parameters() if p.requires_grad)}
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     kind, traffic = optimizer_traffic(made.optimizer(nn.Linear(1, 1)))
+    about, said = facts.task(task), ""
+    try:
+        layers = _layers(made, model, trainable)
+    except (NotImplementedError, ValueError):
+        if not about.described:
+            raise
+        layers = _in_proportion(model, trainable, int(task.options.get("length", 1)))
+        said = "the time of a layer in proportion to its parameters"
+    if about.described:
+        said = f"{said + ', ' if said else ''}{kind}"
     return Layers(
         task=task.name,
         scale=task.scale,
         params=tuple((name, tuple(p.shape)) for name, p in zip(names, trainable, strict=True)),
-        layers=_layers(made, model, trainable),
+        layers=layers,
         optimizer=kind,
         optimizer_bytes=traffic,
-        samples_per_epoch=facts.task(task).epoch or made.samples_per_epoch,
+        samples_per_epoch=about.epoch or made.samples_per_epoch,
+        assumed=said,
     )
+
+
+def _in_proportion(model: nn.Module, position: dict[nn.Parameter, int], tokens: int) -> tuple[Layer, ...]:
+    """Modules in the order of registration, each with a multiply-add per parameter and token."""
+    layers, seen = [], set()
+    for module in model.modules():
+        own = [p for p in module.parameters(recurse=False) if p in position and position[p] not in seen]
+        seen.update(position[p] for p in own)
+        if own:
+            layers.append(Layer(tokens * sum(p.numel() for p in own), tuple(position[p] for p in own)))
+    return tuple(layers)
 
 
 def _layers(task: Task, model: nn.Module, position: dict[nn.Parameter, int]) -> tuple[Layer, ...]:

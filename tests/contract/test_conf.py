@@ -14,7 +14,7 @@ from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.configuration.resolve import resolve
 from bagua_bench.configuration.validate import validate
 from bagua_bench.sources.signature import arguments
-from tests.catalogue import composed, every_option, options, resolved, runnable
+from tests.catalogue import composed, every_option, options, resolved, runnable, trained
 
 NEEDS = {
     ("transport", "nccl"): ["run.device=cuda"],
@@ -23,6 +23,7 @@ NEEDS = {
     ("cluster", "bagua_paper_e2e"): ["mode=simulate"],
     ("cluster", "h100_estimate"): ["mode=simulate"],
 }
+NEEDS |= {("task", "own"): ["mode=simulate", "task.parameters=1e9"]}
 NEEDS |= {("compute", name): ["mode=emulate"] for name in options("compute")}
 NEEDS |= {("algo", name): ["mode=simulate"] for name in set(options("algo")) - set(runnable())}
 
@@ -82,6 +83,6 @@ def test_options_are_the_same_without_hydra(group: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("scale", schema.SCALES)
-@pytest.mark.parametrize("task", options("task"))
+@pytest.mark.parametrize("task", trained())
 def test_every_task_at_every_scale(task: str, scale: str) -> None:
     validate(resolved(f"task={task}", f"task.scale={scale}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import math
 from collections.abc import Iterator, Sequence
@@ -21,9 +22,11 @@ from bagua_bench.configuration.components import build
 from bagua_bench.engine.engine import Engine
 from bagua_bench.engine.loss_scale import LossScale
 from bagua_bench.engine.trainer import Trainer
+from bagua_bench.machine.lookup import layers_of
+from bagua_bench.machine.program import Submit
 from bagua_bench.worker.build import make_trainer
 from tasks.quadratic import Quadratic
-from tests.catalogue import algorithms, declared, options, resolved, runnable, short
+from tests.catalogue import HOME, algorithms, declared, options, resolved, runnable, short
 from tests.linear import Linear
 from tests.ranks import run
 
@@ -280,10 +283,28 @@ def test_exactly_one_is_the_baseline_and_everybody_looks_different() -> None:
 @pytest.mark.parametrize("name", options("task"))
 def test_tasks_have_layers_where_they_say_so(name: str) -> None:
     fact = facts.task(resolved(f"task={name}").task)
+    described = ["task.parameters=1e6"] * fact.described
     if fact.layers:
-        from bagua_bench.machine.lookup import layers_of
+        assert layers_of(resolved(f"task={name}", *described).task).elements > 0
 
-        assert layers_of(resolved(f"task={name}").task).elements > 0
+
+@pytest.mark.parametrize("name", options("algo"))
+def test_what_was_learned_is_what_the_figure_shows(name: str) -> None:
+    with (HOME / "results" / "figures" / "learning.csv").open() as file:
+        last = {row["algorithm"]: row for row in csv.DictReader(file)}  # of an algorithm's rows, in ascending order
+    shown = [100 * float(last[name][key]) for key in ("top1", "top1_least", "top1_most")] if name in last else []
+    assert list(declared(name).learned) == pytest.approx(shown, abs=0.05)
+
+
+def test_variants_send_what_the_baseline_sends_in_as_many_pieces() -> None:
+    layers = layers_of(resolved("task=vgg16", "mode=simulate").task)
+    variants = [name for name in options("algo") if declared(name).variant_of]
+    assert {declared(name).variant_of for name in variants} == {facts.baseline()}
+    for name in variants:
+        parts = [resolved(f"algo={each}").algo for each in (facts.baseline(), name)]
+        programs = [build(part.target, part.options).program(layers, 2, 1, 1) for part in parts]
+        pieces = [[item for item in program.steps[0] if isinstance(item, Submit)] for program in programs]
+        assert len(pieces[0]) == len(pieces[1]) > 1
 
 
 def test_a_missing_or_wrong_declaration_is_one_line() -> None:

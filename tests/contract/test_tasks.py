@@ -12,9 +12,9 @@ from bagua_bench.configuration import facts
 from bagua_bench.configuration.components import build
 from tasks.base import Task
 from tasks.loading.elastic import Position
-from tests.catalogue import options, resolved, subclasses
+from tests.catalogue import options, resolved, subclasses, trained
 
-TASKS = options("task")
+TASKS = trained()
 
 PARAMETERS = {"vgg16": 138_357_544, "bert_large": 334_094_338, "resnet50": 25_557_032, "transformer": 68_647_936}
 
@@ -27,7 +27,7 @@ def task(name: str, scale: str = "tiny", **changes: Any) -> Task:
 
 
 def test_every_class_has_a_configuration() -> None:
-    targets = {resolved(f"task={name}").task.target for name in TASKS}
+    targets = {resolved(f"task={name}").task.target for name in options("task")}
     assert {f"{cls.__module__}.{cls.__qualname__}" for cls in subclasses("tasks", Task)} == targets
 
 

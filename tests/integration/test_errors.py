@@ -23,7 +23,7 @@ from tests.integration.cli import bench
 
 SIM = "mode=simulate"
 ERRORS = [  # arguments, and what the line must contain: key, value and allowed values
-    (["task=vgg61"], ["task=vgg61", "bert_large, quadratic, resnet50, transformer, vgg16", "did you mean vgg16?"]),
+    (["task=vgg61"], ["task=vgg61", "bert_large, own, quadratic, resnet50, transformer, vgg16", "did you mean vgg16?"]),
     (["algo=bytegrad2"], ["algo=bytegrad2", "bytegrad", "ddp"]),
     (["taks=vgg16"], ["taks=vgg16", "no such key", "did you mean task?"]),
     (["run.step=3"], ["run.step=3", "steps, untimed, warmup", "did you mean steps?"]),
@@ -59,6 +59,9 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
     (["transport=nccl_bagua_net"], ["transport=nccl_bagua_net", "there is no CUDA device", "use bagua_net"]),
     (["cluster=3x1"], ["cluster=3x1", "write cluster.servers=3 cluster.ranks_per_server=1"]),
     (["cluster=big"], ["cluster=big", "allowed: 2x2"]),
+    (["task=own", "task.parameters=1e9"], ["mode=measure", "task=own", "allowed: emulate, simulate"]),
+    (["task=own", SIM], ["task.parameters=null", "as in 1.3e9", "task.model"]),
+    (["task=own", SIM, "task.parameters=lots"], ["task.parameters=lots", "as in 1.3e9 or 1.3B"]),
     (["task=quadratic", "mode=emulate"], ["mode=emulate", "task=quadratic", "allowed: measure"]),
     (["mode=emulate", "run.fused_optimizer=true"], ["run.fused_optimizer=true", "compute.optimizer=measured"]),
     (["mode=simulate", "run.fused_optimizer=true"], ["run.fused_optimizer=true", "mode=measure"]),
