@@ -236,7 +236,7 @@ def test_bad_options_are_refused(key: str, message: str) -> None:
     ("given", "message"),
     [
         (["cluster.servers=2", "algo.own_machines=2"], "cluster.servers=2: 2 of them only serve"),
-        (["cluster.servers=2", "algo.own_machines=-1"], "algo.own_machines: must be at least 0"),
+        (["cluster.servers=2", "algo.own_machines=-1"], "algo.own_machines=-1: must be at least 0"),
         (["mode=simulate", "algo.own_machines=1"], "algo.own_machines=1: mode=simulate does not know what it does"),
         (["task=resnet50", "task.sync_bn=true", "algo.own_machines=1"], "task.sync_bn=true: all ranks meet"),
     ],
