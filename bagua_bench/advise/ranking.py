@@ -25,8 +25,8 @@ from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.defaults import settled
 from bagua_bench.simulate.run import mean_step, with_rounds
 
-_FEW = 20
-"""Cells that are ranked in this process: others would take longer to start."""
+_FEW, _FEW_KNOWN = 20, 100
+"""Cells that are ranked in this process, as others would take longer to start: any, and with programs that are kept."""
 
 
 def advise(cells: Sequence[Cell], workers: int = 1) -> pd.DataFrame:
@@ -39,11 +39,12 @@ def advise(cells: Sequence[Cell], workers: int = 1) -> pd.DataFrame:
 
 def _rows(cells: Sequence[Cell], workers: int) -> list[dict[str, Any]]:
     settings = [Setting(cell) for cell in cells]
+    known = workers != 1 and all(traces.is_known(key) for key in {setting.key for setting in settings})
     if not workers:
-        workers = len(os.sched_getaffinity(0)) if len(cells) > _FEW else 1
+        workers = len(os.sched_getaffinity(0)) if len(cells) > (_FEW_KNOWN if known else _FEW) else 1
     if workers == 1:
         return [_row(setting) for setting in settings]
-    if not all(traces.is_known(key) for key in {setting.key for setting in settings}):
+    if not known:
         from bagua_bench.simulate import rehearsal  # noqa: F401  torch once, before the forks
 
     parts: dict[traces.Key, list[Setting]] = {}

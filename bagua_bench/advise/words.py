@@ -121,8 +121,11 @@ def _learning(found: Answer) -> str:
     """What was measured of how the first learns."""
     task = found.base.task
     model = "your model" if facts.task(task).described else task.name
-    said = _learned(found.first["algorithm"])
-    return f"{said}, a small VGG16, 3 seeds (docs/findings.md); with {model}: not measured" if said else "not measured"
+    name = found.first["algorithm"]
+    said = _learned(name)
+    if not said:
+        return "not measured"
+    return f"{name}: {said}, a small VGG16, 3 seeds (docs/findings.md); with {model}: not measured"
 
 
 def _learned(name: str) -> str:
@@ -130,8 +133,8 @@ def _learned(name: str) -> str:
     known = {each: facts.option(each).learned for each in (name, facts.baseline())}
     if not known[name]:
         return ""
-    ends = (f"{each} ended at {mean:g} % ({least:g} to {most:g})" for each, (mean, least, most) in known.items())
-    return f"{' where '.join(ends)} of held-out digits"
+    ends = [f"{mean:g} % ({least:g} to {most:g})" for mean, least, most in known.values()]
+    return f"{ends[0]} of held-out digits where {facts.baseline()} has {ends[1]}, in campaign=learning"
 
 
 def _memory(found: Answer) -> str:
@@ -245,8 +248,7 @@ def _notes(rows: pd.DataFrame) -> Iterator[str]:
                 f"{row.staleness_steps:.3g} steps old"
             )
         if not row.same_update:
-            learned = _learned(row.algorithm) or f"{row.algorithm}: not measured"
-            yield learned.replace(" ended", ": ended", 1) + " (campaign=learning)"
+            yield f"{row.algorithm}: {_learned(row.algorithm) or 'what it learns was not measured'}"
         if state := memory(row.cell).state:
             yield f"{row.algorithm}: keeps {amount(state, SIZES)} a rank besides weights, gradients and optimizer"
         if options := _searched(row.cell):

@@ -52,7 +52,8 @@ def tabulate(task: TaskPart) -> Layers:
 
 def _in_proportion(model: nn.Module, position: dict[nn.Parameter, int], tokens: int) -> tuple[Layer, ...]:
     """Modules in the order of registration, each with a multiply-add per parameter and token."""
-    layers, seen = list[Layer](), set[int]()
+    layers: list[Layer] = []
+    seen: set[int] = set()
     for module in model.modules():
         own = [p for p in module.parameters(recurse=False) if p in position and position[p] not in seen]
         seen.update(position[p] for p in own)

@@ -78,7 +78,9 @@ def test_advice_ranks_and_explains(tmp_path: Path) -> None:
     assert "bandwidth-bound" in done.stdout and "e+0" not in done.stdout
     assert sum(line.split()[:1] == ["ddp"] and "MiB" in line for line in lines) >= 1
     [best, more] = lines[3:5]
-    assert best.startswith("fastest of those that learn what DDP learns: bytegrad") and "times DDP (" in best
+    assert (
+        best.startswith("fastest of those that learn what DDP learns: bytegrad") and "times DDP at its best (" in best
+    )
     assert more.startswith("faster, but learning something else: async") and "steps stale" in more
     assert any(line.startswith("async: never waits; an average comes every") for line in lines[other:])
     assert "qadam: 20% of the steps are its warm-up" in done.stdout
