@@ -130,11 +130,15 @@ def _learning(found: Answer) -> str:
 
 def _learned(name: str) -> str:
     """What an algorithm, and the baseline, ended with where it was measured; empty if it was not."""
-    known = {each: facts.option(each).learned for each in (name, facts.baseline())}
-    if not known[name]:
+    if not facts.option(name).learned:
         return ""
-    ends = [f"{mean:g} % ({least:g} to {most:g})" for mean, least, most in known.values()]
-    return f"{ends[0]} of held-out digits where {facts.baseline()} has {ends[1]}, in campaign=learning"
+    beside = "" if name == facts.baseline() else f" where {facts.baseline()} has {_share(facts.baseline())}"
+    return f"{_share(name)} of held-out digits{beside}, in campaign=learning"
+
+
+def _share(name: str) -> str:
+    mean, least, most = facts.option(name).learned
+    return f"{mean:g} % ({least:g} to {most:g})"
 
 
 def _memory(found: Answer) -> str:

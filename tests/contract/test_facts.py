@@ -290,8 +290,9 @@ def test_tasks_have_layers_where_they_say_so(name: str) -> None:
 
 @pytest.mark.parametrize("name", options("algo"))
 def test_what_was_learned_is_what_the_figure_shows(name: str) -> None:
-    with (HOME / "results" / "figures" / "learning.csv").open() as file:
-        last = {row["algorithm"]: row for row in csv.DictReader(file)}  # of an algorithm's rows, in ascending order
+    figure = HOME / "results" / "figures" / "learning.csv"
+    rows = csv.DictReader(figure.read_text().splitlines() if figure.exists() else [])
+    last = {row["algorithm"]: row for row in rows}  # of an algorithm's rows, in ascending order
     shown = [100 * float(last[name][key]) for key in ("top1", "top1_least", "top1_most")] if name in last else []
     assert list(declared(name).learned) == pytest.approx(shown, abs=0.05)
 

@@ -154,7 +154,7 @@ def test_answers_come_without_torch(tmp_path: Path, arguments: list[str]) -> Non
 def test_help_lists_the_options_and_says_what_they_mean() -> None:
     done = bench(Path.cwd(), "--help")
     assert done.returncode == 0
-    for text in ("task: bert_large, quadratic", "algo: ", "run:", "steps: 20", "campaign=NAME"):
+    for text in ("task: bert_large, own, quadratic", "algo: ", "run:", "steps: 20", "campaign=NAME"):
         assert text in done.stdout
     explained = set(re.findall(r"^([a-z_.]+?)(?:\.N)? {2,}\S", done.stdout, re.MULTILINE))
     groups = {
