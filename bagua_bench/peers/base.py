@@ -7,7 +7,6 @@ import socket
 from abc import ABC, abstractmethod
 from typing import Any
 
-import psutil
 from torch import nn
 from torch.optim import Optimizer
 
@@ -48,6 +47,8 @@ class PeerTrainer(Trainer):
 
 def own_address() -> str:
     """This server's address on the network over which ranks communicate."""
+    import psutil  # not needed by the suite's own algorithms, nor installed wherever they run
+
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     found: list[Any] = psutil.net_if_addrs()[interface]
     return next(str(one.address) for one in found if one.family == socket.AF_INET)
