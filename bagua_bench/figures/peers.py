@@ -100,9 +100,12 @@ def panels(data: pd.DataFrame) -> Sequence[Callable[[pd.DataFrame, Axes], None]]
     return [partial(draw, source=source, last=source == sources[-1]) for source in sources]
 
 
-def draw(data: pd.DataFrame, axes: Axes, source: str = "emulated", last: bool = True) -> None:
-    """A mark per system on each network, side by side, with the interval of its ratio; DDP's defaults among them."""
-    shown = data[~_is_base(data)]
+def draw(data: pd.DataFrame, axes: Axes, source: str = "", last: bool = True) -> None:
+    """A mark per system on each network, side by side, with the interval of its ratio; DDP's defaults among them.
+
+    source: whose column it is; the first one if none is given.
+    """
+    shown, source = data[~_is_base(data)], source or str(data["source"].iloc[0])
     systems, own = list(dict.fromkeys(shown["algorithm"])), shown[shown["source"] == source]
     places = list(dict.fromkeys(own["network"]))
     for number, algo in enumerate(systems):

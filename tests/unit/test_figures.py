@@ -245,7 +245,11 @@ def test_published_and_simulated_systems_stand_beside_the_emulated_ones() -> Non
     seconds = paper["predicted"]
     assert there["simulated", "qadam"] == pytest.approx(seconds["pytorch_ddp", 5] / seconds["qadam_1bit", 5], rel=1e-6)
     drawn = drawing.figure(peers, rows)
-    assert [axes.get_title().split(",")[0] for axes in drawn.axes] == ["emulated; n = 1", "published", "simulated"]
+    assert [axes.get_title("left").split(",")[0] for axes in drawn.axes] == [
+        "emulated; n = 1",
+        "published",
+        "simulated",
+    ]
     ticks = [[tick.get_text().split("\n")[0] for tick in axes.get_xticklabels()] for axes in drawn.axes]
     assert ticks == [["100"], ["1", "4", "16", "100", "100", "100"], ["1", "4", "16", "100", "100", "100"]]
     names = [text.get_text() for text in drawn.axes[-1].get_legend().get_texts()]
