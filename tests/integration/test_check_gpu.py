@@ -120,7 +120,7 @@ def test_one_rank_that_fails_ends_the_other_and_says_why(tmp_path: Path) -> None
     began = time.monotonic()
     with pytest.raises(PartFailed, match=r"^ValueError: the reason$") as failure:
         together.run([["-c", WAITS], ["-c", BREAKS, str(tmp_path / "0.log")]], tmp_path, 500)
-    assert time.monotonic() - began < 300, "not by the limit"
+    assert time.monotonic() - began < 30, "not by the limit"
     assert failure.value.logs[0] == "up"
     assert "destroy_process_group" in failure.value.logs[1]
     assert not waiting()

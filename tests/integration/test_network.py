@@ -9,7 +9,6 @@ import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 from threading import Thread
 
 import psutil
@@ -142,10 +141,9 @@ def test_loss_is_counted_and_slows_tcp_down(backend: str) -> None:
     with star.up(
         shape(backend, "network.bandwidth=100mbit", "network.latency=5ms", "network.loss=2%", "network.congestion=reno")
     ) as network:
-        found = [pair["goodput"] for _ in range(4) for pair in survey.survey(network)]
+        found = survey.survey(network)
         assert network.backend.drops() > 0
-    assert max(found) < 40e6, "10 Mbit/s by the square root law of TCP"
-    assert median(found) > 1e6, "whoever has lost what it sent again, too, may have waited through most of a probe"
+    assert all(1e6 < pair["goodput"] < 40e6 for pair in found), "10 Mbit/s by the square root law of TCP"
 
 
 @each_backend
