@@ -13,14 +13,17 @@ from tasks.base import Batch, Position, Task
 
 
 class Point(nn.Module):
-    """A point of R^n held in three parameters of unequal size; the forward pass returns it."""
+    """A point of R^n held in three parameters of unequal size; the forward pass returns it, whatever the input.
+
+    FSDP2 needs one on a GPU, as it moves inputs there.
+    """
 
     def __init__(self, dimensions: int, dtype: torch.dtype) -> None:
         super().__init__()
         cuts = torch.tensor_split(torch.zeros(dimensions, dtype=dtype), (dimensions // 2, dimensions // 2 + 3))
         self.parts = nn.ParameterList(nn.Parameter(part.clone()) for part in cuts)
 
-    def forward(self) -> Tensor:
+    def forward(self, _: Tensor | None = None) -> Tensor:
         return torch.cat(list(self.parts))
 
 
@@ -79,7 +82,7 @@ class Quadratic(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         h, c = batch
-        away = model() - c
+        away = model(c) - c
         return 0.5 * torch.einsum("bi,bij,bj->b", away, h, away).mean()
 
     @torch.no_grad()

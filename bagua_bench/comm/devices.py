@@ -25,6 +25,12 @@ def choose(name: str) -> torch.device:
     return device
 
 
+def settle(device: torch.device) -> None:
+    """Wait until a GPU has done what was asked of it; over NCCL that includes what it sends."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def share(device: torch.device) -> None:
     """Let NCCL accept ranks that share a GPU; collective, and before its first group is made.
 

@@ -26,6 +26,7 @@ from bagua_bench.transport import environment
 
 _BUDGET = 460.0  # seconds for all parts; with the start of Python and torch, less than eight minutes
 _LIMIT = 110.0  # for one part, except the last: the profile tries every task in three precisions
+_SOON = 50.0  # for the loss of a rank: two processes start, and a time-out of 10 s passes
 _REHEARSAL = 5.0  # times as long for a rehearsal, whose processor may be any and busy
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # for ranks, which share the processor
 
@@ -46,6 +47,7 @@ class Checks:
             "algorithms": lambda: self._algorithms("nccl" if self._cuda else "gloo", 2),
             "servers": lambda: self._algorithms("nccl, 2 servers of 2" if self._cuda else "gloo, 2 servers of 2", 4),
             "plugin": self._plugin,
+            "lost": self._lost,
             "overhead": lambda: verdicts.ratios(
                 "engine / plain torch, 1 rank", self._results("overhead", 1)[0], 1 / 1.02 if self._cuda else None
             ),
@@ -81,6 +83,15 @@ class Checks:
         carried = verdicts.carried(name, [rank["carried"] for rank in ranks])
         return [*verdicts.algorithms(name, found, self._oracle(2), traced=True), carried]
 
+    def _lost(self) -> list[Check]:
+        """A rank that stops ends the run, soon after the time-out."""
+        name = f"a rank stops over {'nccl' if self._cuda else 'gloo'}"
+        try:
+            self._ranks("lost", 2, self._device, environment.SOON, _SOON)
+        except PartFailed as error:
+            return [verdicts.failed(name, error) if error.late else verdicts.passed(name, f"the other ends: {error}")]
+        return [verdicts.failed(name, RuntimeError("both ranks end as if nothing had happened"))]
+
     def _codecs(self) -> list[Check]:
         if not self._cuda:
             return [verdicts.skipped("codecs", "no CUDA device")]
@@ -114,12 +125,12 @@ class Checks:
         """What every rank of a part of `rank.PARTS` found."""
         return [rank["result"] for rank in self._ranks(part, size, device or self._device, {})]
 
-    def _ranks(self, part: str, size: int, device: str, variables: dict[str, str]) -> list[Any]:
+    def _ranks(self, part: str, size: int, device: str, variables: dict[str, str], limit: float = _LIMIT) -> list[Any]:
         import torch
 
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         commands = [["-m", "bagua_bench.gpu.rank", part, str(size), device, str(folder), str(k)] for k in range(size)]
-        together.run(commands, folder, self._limit(_LIMIT), {**_ONE_THREAD, **variables})
+        together.run(commands, folder, self._limit(limit), {**_ONE_THREAD, **variables})
         return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
     def _limit(self, most: float) -> float:

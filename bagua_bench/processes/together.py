@@ -24,11 +24,14 @@ _ALONE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISAB
 
 
 class PartFailed(Exception):
-    """Why a part failed, in one line; `logs`: the last lines of each of its processes."""
+    """Why a part failed, in one line.
 
-    def __init__(self, reason: str, logs: list[str]) -> None:
+    logs: the last lines of each of its processes. late: whether it did not end in time, rather than break.
+    """
+
+    def __init__(self, reason: str, logs: list[str], late: bool = False) -> None:
         super().__init__(reason)
-        self.logs = logs
+        self.logs, self.late = logs, late
 
 
 def run(
@@ -59,7 +62,7 @@ def _run(arguments: Sequence[Sequence[str]], folder: Path, limit: float, variabl
         return texts
     ends = ["\n".join(text.splitlines()[-_KEPT:]) for text in texts]
     if first is None:
-        raise PartFailed(f"not done after {limit:.0f} s", ends)
+        raise PartFailed(f"not done after {limit:.0f} s", ends, late=True)
     raise PartFailed(_reason(texts[first], processes[first].returncode), ends)
 
 

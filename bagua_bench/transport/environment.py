@@ -12,6 +12,9 @@ from bagua_bench.transport import native
 NCCL_NAME = "BaguaNet"
 CHOICES = {"streams_2p": range(5), "chunk_2p": range(14, 24)}
 """What can be tuned, as binary logarithms, and to which values: 1 to 16 streams, chunks of 16 KiB to 8 MiB."""
+SOON = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
+"""For torch's watchdog of NCCL: when a time-out has passed, it waits four times this long, 60 s by default, before it
+ends the process, so that debugging information can be written."""
 _VARIABLES = {"streams_2p": ("BAGUA_NET_STREAMS", "4"), "chunk_2p": ("BAGUA_NET_CHUNK", "1048576")}
 
 
@@ -51,6 +54,8 @@ def streams(transport: TransportPart) -> dict[str, list[dict[str, float]]] | Non
 
 def apply(transport: TransportPart) -> None:
     """Prepare this process for a resolved `transport` group, before it makes its first process group."""
+    if transport.backend == "nccl":
+        os.environ.update({key: value for key, value in SOON.items() if key not in os.environ})
     if transport.streams is not None:
         choose = for_nccl if transport.plugin else for_torch
         os.environ.update(choose(transport.streams, transport.chunk))

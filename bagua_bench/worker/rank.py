@@ -216,6 +216,7 @@ def _timed(
     The timed steps are whole periods; an algorithm that averages in rounds gets more until enough rounds are applied.
     """
     _, early_losses = loop.take(batches, run.untimed, "untimed")
+    devices.settle(device)  # weights that go out once more after the warm-up are no part of the timed steps
     dist.barrier()
     counts = Counts(trainer, device)
     steps = declared.whole(run.steps)

@@ -78,7 +78,7 @@ def test_rehearsal_runs_every_part_and_is_marked_as_one(tmp_path: Path) -> None:
 def test_a_part_that_does_not_exist_is_named(tmp_path: Path) -> None:
     done = check(tmp_path, "--rehearse", "--parts", "codec")
     assert done.returncode == 2
-    said = "--parts codec: no such part; allowed: algorithms, servers, plugin, overhead, parity, codecs, profile"
+    said = "--parts codec: no such part; allowed: algorithms, servers, plugin, lost, overhead, parity, codecs, profile"
     assert done.stderr.splitlines()[-1].endswith(said)
 
 
