@@ -21,7 +21,7 @@ from bagua_bench.processes import owner
 from bagua_bench.processes.owner import PREFIX, is_stale
 from tests.catalogue import resolved
 
-OURS = re.compile(r"lo|eth\d+|port\d+|switch|tun\d+")
+OURS = re.compile(r"lo|eth\d+|port\d+|switch\d+|up\d+|site\d+|wan|tun\d+")
 """Links that a machine has anyway, or that the suite creates in its namespaces."""
 
 

@@ -31,10 +31,24 @@ def assumptions(cell: Cell) -> str:
         [
             f"{_model(cell)}, batch {cell.task.batch}, {where}",
             f"{duration(compute.step * cell.haste)} of computing ({compute.origin}){_stragglers(cell)}",
-            ", ".join([rate, late, *also, f"TCP windows of {text(cell.network.tcp_window, BYTES)}"]),
+            ", ".join([rate, late, *also, *_sites(cell), f"TCP windows of {text(cell.network.tcp_window, BYTES)}"]),
             f"cluster={cell.cluster.name}, {_calibration(cell)}",
         ]
     )
+
+
+def _sites(cell: Cell) -> list[str]:
+    """What is between sites: '2 sites, between them 1 Gbit/s and 15 ms'."""
+    sites = cell.network.sites
+    if sites is None:
+        return []
+    also = "".join(
+        f", {key} {network_settings.text(key, getattr(sites, key))}"
+        for key in ("jitter", "loss")
+        if getattr(sites, key)
+    )
+    rate = "no limit" if sites.bandwidth is None else amount(sites.bandwidth, RATES)
+    return [f"{sites.number} sites, between them {rate} and {duration(sites.latency)}{also}"]
 
 
 def _model(cell: Cell) -> str:

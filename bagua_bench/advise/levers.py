@@ -21,8 +21,8 @@ _HALVINGS = 5  # of what is left of a quadrupling, on a logarithmic scale: 4 %
 def levers(cell: Cell) -> dict[str, float]:
     """How many times as fast a step is with one thing improved.
 
-    bandwidth: twice that of the line, whatever software can move; software: twice what it moves between servers;
-    latency: none; computing: in half the time.
+    bandwidth: twice that of the line, of the sites' lines where there are several, whatever software can move;
+    software: twice what it moves between servers; latency: none; computing: in half the time.
     """
     setting = Setting(cell)
     now = _seconds(setting)
@@ -65,9 +65,7 @@ def crossing(cells: Sequence[Cell], others: Sequence[Cell]) -> Crossing:
     if upwards and factor is None:
         both, reached = _search(lambda factor: ratio(_both, factor) > AS_GOOD, step)
         last = ratio(_both, reached)
-    asked = cluster_of(cells[0])
-    line = 8 * (asked.network.line or asked.physics.line)
-    return Crossing(upwards, None if factor is None else factor * line, both, last)
+    return Crossing(upwards, None if factor is None else factor * 8 * _line(cluster_of(cells[0])), both, last)
 
 
 def _search(holds: Callable[[float], bool], step: float) -> tuple[float | None, float]:
@@ -91,9 +89,18 @@ def _seconds(setting: Setting, cluster: Cluster | None = None, compute: Compute 
     return step_seconds(setting.program, cluster or setting.cluster, compute or setting.compute, setting.factors)
 
 
+def _line(cluster: Cluster) -> float:
+    """Bytes/s of the line that is in question: between sites where there are several, else of a server."""
+    links = cluster.network.far or cluster.network
+    return links.line or cluster.physics.line
+
+
 def _wider(cluster: Cluster, factor: float) -> Cluster:
-    line = factor * (cluster.network.line or cluster.physics.line)
-    return replace(cluster, network=replace(cluster.network, line=line))
+    """Between sites, too, a server's link is not wider than asked for: see `_line`."""
+    network, line = cluster.network, factor * _line(cluster)
+    if network.far is not None:
+        return replace(cluster, network=replace(network, far=replace(network.far, line=line)))
+    return replace(cluster, network=replace(network, line=line))
 
 
 def _quicker(cluster: Cluster, factor: float) -> Cluster:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 
 from bagua_bench.advise.ranking import Setting
@@ -49,13 +48,13 @@ def _seconds(setting: Setting, cluster: Cluster) -> float:
 def without_latency(cluster: Cluster) -> Cluster:
     """A cluster where no message takes time but for its bytes."""
     soon = replace(cluster.physics, latency=_NO_TIME, call=0.0, inside_hop=0.0)
-    return replace(cluster, network=replace(deepcopy(cluster.network), latency=0.0, jitter=0.0), physics=soon)
+    return replace(cluster, network=cluster.network.but(latency=0.0, jitter=0.0), physics=soon)
 
 
 def _without_limits(cluster: Cluster) -> Cluster:
     wide = dict.fromkeys(("line", "ring", "process", "servers", "shaped"), _NO_LIMIT)
     physics = replace(cluster.physics, **wide)
-    return replace(cluster, network=replace(deepcopy(cluster.network), line=_NO_LIMIT), physics=physics)
+    return replace(cluster, network=cluster.network.but(line=_NO_LIMIT), physics=physics)
 
 
 def _without_windows(cluster: Cluster) -> Cluster:

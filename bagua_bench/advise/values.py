@@ -60,6 +60,7 @@ def _assumed(base: Cell) -> dict[str, Any]:
         "computing_from": compute.origin,
         "bandwidth": 8 * (cluster.network.line or cluster.physics.line),
         "latency_seconds": cluster.latency,
+        "sites": None if base.network.sites is None else asdict(base.network.sites),
         "cluster": base.cluster.name,
         "uncertainty": cluster.physics.uncertainty,
         "calibrated": "uncertainty" in base.cluster.physics,

@@ -32,9 +32,9 @@ why        the bottleneck. "bandwidth-bound: 82% of 95% waiting" means that 95 %
 LINES = """\
 learning   what campaign=learning measured of the algorithm and of DDP; nothing of your model
 memory     what a rank keeps from step to step, without activations and buffers for sending
-limits     what would help most, and how many times as fast a step would be: with twice the bandwidth of the line, if
-           software could move twice as much between servers (cluster.physics.ring, .process), without latency, and
-           with computing in half the time
+limits     what would help most, and how many times as fast a step would be: with twice the bandwidth of the line
+           (between sites, where there are several), if software could move twice as much between servers
+           (cluster.physics.ring, .process), without latency, and with computing in half the time
 turns      the bandwidth at which DDP is as fast, or below which it no longer is, all with the settings of the table
 check      the same on this machine in a scale model: of the first, then of DDP at its best"""
 
@@ -165,7 +165,8 @@ def _crossing(found: Answer) -> str:
     turn, name = found.crossing, found.challenger
     if turn is None:
         return ""
-    rate = None if turn.bandwidth is None else amount(turn.bandwidth, RATES)
+    between = " between the sites" * (found.base.network.sites is not None)
+    rate = None if turn.bandwidth is None else f"{amount(turn.bandwidth, RATES)}{between}"
     as_fast = f"DDP is as fast as {name}, within {AS_GOOD - 1:.0%}"
     if turn.upwards and rate is not None:
         return f"from about {rate} on {as_fast}"

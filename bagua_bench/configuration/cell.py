@@ -125,6 +125,17 @@ class ClusterPart:
 
 
 @dataclass(frozen=True)
+class SitesPart:
+    """Groups of as many servers, and the line of each group to the others, as a link of `NetworkPart`."""
+
+    number: int
+    bandwidth: float | None
+    latency: float
+    jitter: float
+    loss: float
+
+
+@dataclass(frozen=True)
 class NetworkPart:
     """The links between the servers: bits/s (None: no limit), seconds, shares, bytes."""
 
@@ -139,6 +150,8 @@ class NetworkPart:
     backend: Literal["auto", "netem", "link", "none"]
     software_delay: bool = False
     """Whether software on the servers adds the latency (simulated: at most the cluster's rate `shaped`)."""
+    sites: SitesPart | None = None
+    """None: all servers are in one place."""
 
 
 @dataclass(frozen=True)

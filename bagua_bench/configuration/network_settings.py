@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bagua_bench.configuration import plain, units
-from bagua_bench.configuration.cell import Cell, ClusterPart, NetworkPart
+from bagua_bench.configuration.cell import Cell, ClusterPart, NetworkPart, SitesPart
 from bagua_bench.configuration.network_shape import LINK_KEYS, MOST_SERVERS, Link, link_of
 
 _UNITS: dict[str, Mapping[str, float]] = {
@@ -19,6 +19,7 @@ _UNITS: dict[str, Mapping[str, float]] = {
 }
 
 
+_WAN = "network.wan"
 _LEAST_RATE = 8000  # bits/s
 _LOSS_MODELLED = 0.1  # share of packets; with more, time-outs decide, and TCP's response function does not hold
 
@@ -31,11 +32,13 @@ def parts(network: Mapping[str, Any], cluster: Mapping[str, Any]) -> tuple[Netwo
     for key, example in (("server", "server.1.bandwidth=100mbit"), ("slow_ranks", "slow_ranks.1=1.5")):
         if not isinstance(cluster[key], dict):
             raise ValueError(f"cluster.{key}={cluster[key]}: expected a number after it, as in cluster.{example}")
+    rest = {key: value for key, value in network.items() if key not in ("sites", "wan")}
     plain_network = {
-        **network,
+        **rest,
         **_plain_link("network", {key: network[key] for key in LINK_KEYS}),
         "tcp_window": int(units.parse("network.tcp_window", network["tcp_window"], units.BYTES)),
         "flow_rates": [units.parse("network.flow_rates", r, units.BITS_PER_SECOND) for r in network["flow_rates"]],
+        "sites": _sites(network["sites"], _plain_link(_WAN, network["wan"])),
     }
     plain_cluster = {
         **cluster,
@@ -48,10 +51,33 @@ def parts(network: Mapping[str, Any], cluster: Mapping[str, Any]) -> tuple[Netwo
     return (replace(made[0], backend="none"), made[1]) if nothing else made
 
 
+def _sites(number: int, wan: Mapping[str, float | None]) -> dict[str, float | None] | None:
+    """The sites and their lines to each other; None if there is one. ValueError for a line that leads nowhere."""
+    if number != 1:
+        return {"number": number, **wan}
+    for key, value in wan.items():
+        if value:
+            raise ValueError(
+                f"{_WAN}.{key}={text(key, value)}: network.sites=1 has no line to another; allowed: 2 or more"
+            )
+    return None
+
+
+def _links(network: NetworkPart, cluster: ClusterPart) -> Iterator[tuple[str, Mapping[str, float | None]]]:
+    """Where values of links are given, and the values."""
+    yield "network", _values(network)
+    if network.sites is not None:
+        yield _WAN, _values(network.sites)
+    yield from ((f"cluster.server.{number}", link) for number, link in cluster.server.items())
+
+
+def _values(given: NetworkPart | SitesPart) -> dict[str, float | None]:
+    return {key: getattr(given, key) for key in LINK_KEYS}
+
+
 def _asked(network: NetworkPart, cluster: ClusterPart) -> str:
     """The first setting that asks for something, as the user would write it; empty if there is none."""
-    own = {key: getattr(network, key) for key in LINK_KEYS}
-    for path, link in [("network", own), *((f"cluster.server.{k}", v) for k, v in cluster.server.items())]:
+    for path, link in _links(network, cluster):
         for key in LINK_KEYS:
             if value := link.get(key):
                 return f"{path}.{key}={text(key, value)}"
@@ -62,7 +88,11 @@ def problems(cell: Cell) -> Iterator[str]:
     """Problems of the groups `network` and `cluster`, one line each."""
     network, cluster = cell.network, cell.cluster
     asked = _asked(network, cluster)
-    real, servers = cell.mode != "simulate", cluster.server.items()
+    real, servers, sites = cell.mode != "simulate", cluster.server.items(), network.sites
+    if sites is not None and (sites.number < 1 or cluster.servers % sites.number):
+        fits = ", ".join(str(number) for number in range(1, cluster.servers + 1) if cluster.servers % number == 0)
+        servers_given = f"cluster.servers={cluster.servers}"
+        yield f"network.sites={sites.number}: {servers_given} do not fill them equally; allowed: {fits}"
     if real and network.backend == "none" and asked:
         yield f"{asked}: network.backend=none shapes nothing; allowed: auto, netem, link"
     if real and network.backend != "none" and not 2 <= cluster.servers <= MOST_SERVERS:
@@ -75,7 +105,8 @@ def problems(cell: Cell) -> Iterator[str]:
         yield f"network.software_delay=true: only simulated, and mode={cell.mode}; allowed: false"
     if network.tcp_window < 4096:
         yield f"network.tcp_window={network.tcp_window}B: must be at least 4096B"
-    for path, loss in [("network", network.loss), *((f"cluster.server.{k}", v.get("loss")) for k, v in servers)]:
+    for path, given in _links(network, cluster):
+        loss = given.get("loss")
         if not real and loss and loss > _LOSS_MODELLED:
             most = text("loss", _LOSS_MODELLED)
             yield f"{path}.loss={text('loss', loss)}: TCP's rate under loss is known up to {most}; allowed: no more"
@@ -84,7 +115,9 @@ def problems(cell: Cell) -> Iterator[str]:
                 f"compute.haste={cell.haste:g}: TCP waits as long as ever for a lost packet, and "
                 f"{path}.loss={text('loss', loss)}; allowed: 1"
             )
-    yield from _link_problems("network", {key: getattr(network, key) for key in LINK_KEYS}, link_of(network))
+    yield from _link_problems("network", _values(network), link_of(network))
+    if sites is not None:
+        yield from _link_problems(_WAN, _values(sites), link_of(sites), _WAN)
     for server, changes in servers:
         yield from _not_below(f"cluster.server.{server}", server, cluster.servers)
         yield from _link_problems(f"cluster.server.{server}", changes, link_of(network, changes))
@@ -94,8 +127,10 @@ def problems(cell: Cell) -> Iterator[str]:
             yield f"cluster.slow_ranks.{rank}={factor}: expected a factor on the rank's compute time, at least 1"
 
 
-def _link_problems(path: str, given: Mapping[str, float | None], link: Link) -> Iterator[str]:
-    """Problems of the given values, and of the link that they make."""
+def _link_problems(
+    path: str, given: Mapping[str, float | None], link: Link, common: str = "network"
+) -> Iterator[str]:
+    """Problems of the given values, and of the link that they and those of the group `common` make."""
     bandwidth, loss = given.get("bandwidth"), given.get("loss")
     if bandwidth is not None and bandwidth < _LEAST_RATE:
         yield f"{path}.bandwidth={text('bandwidth', bandwidth)}: must be at least 8kbit; null is unlimited"
@@ -103,7 +138,7 @@ def _link_problems(path: str, given: Mapping[str, float | None], link: Link) -> 
         yield f"{path}.loss={text('loss', loss)}: must be at most 50%"
     if link.jitter and link.bandwidth is None:
         yield (
-            f"{path}.jitter={text('jitter', link.jitter)}: needs network.bandwidth, "
+            f"{path}.jitter={text('jitter', link.jitter)}: needs {common}.bandwidth, "
             "because packets would overtake each other without a link that carries one at a time"
         )
 

@@ -1,11 +1,11 @@
-"""The requested network: one link per server, joined by a switch."""
+"""The requested network: one link per server, joined by a switch; of several sites, each has a switch and a line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagua_bench.configuration.cell import Cell, NetworkPart
+from bagua_bench.configuration.cell import Cell, NetworkPart, SitesPart
 
 MTU = 1500
 HEADERS = 52
@@ -41,10 +41,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Shape:
-    """A star of links.
+    """A star of links; of several sites, a star of stars.
 
     `connections` is how many TCP connections may share a link, `tcp_window` how many bytes each may have under way.
-    `flow_rates` (bits/s) limit single connections, each of which gets the next rate in turn.
+    `flow_rates` (bits/s) limit single connections, each of which gets the next rate in turn. `wan` is the line of each
+    of the `sites` to the others, as a server's link to its switch.
     """
 
     links: tuple[Link, ...]
@@ -54,6 +55,22 @@ class Shape:
     connections: int
     seed: int
     flow_rates: tuple[float, ...] = ()
+    sites: int = 1
+    wan: Link | None = None
+
+    def site(self, server: int) -> int:
+        """The site of a server; those of one site are consecutive."""
+        return server * self.sites // len(self.links)
+
+    def path(self, a: int, b: int) -> list[Link]:
+        """The links between two servers."""
+        own = [self.links[a], self.links[b]]
+        return own if self.wan is None or self.site(a) == self.site(b) else [*own, self.wan, self.wan]
+
+    @property
+    def all_links(self) -> list[Link]:
+        """Those of the servers, and the sites'."""
+        return [*self.links, *filter(None, [self.wan])]
 
     @property
     def segments(self) -> int:
@@ -63,9 +80,9 @@ class Shape:
         stands for. A connection that sends its window in two or three lumps would carry less than a window per round
         trip, by chance.
         """
-        if any(link.loss for link in self.links):
+        if any(link.loss for link in self.all_links):
             return 1
-        if any(link.latency or link.jitter for link in self.links):
+        if any(link.latency or link.jitter for link in self.all_links):
             return min(SEGMENTS, max(2, self.tcp_window // (_PACKETS * MTU)))
         return SEGMENTS
 
@@ -73,22 +90,31 @@ class Shape:
         """Length in bytes of the queues of a server's link."""
         return self.links[server].queue(self.tcp_window * self.connections)
 
+    def wan_queue(self) -> int:
+        """Length in bytes of the queues of a site's line."""
+        servers, here = len(self.links), len(self.links) // self.sites
+        crossing = self.connections * here * (servers - here) // max(servers - 1, 1)
+        return 0 if self.wan is None else self.wan.queue(self.tcp_window * crossing)
+
     def rtt(self, a: int, b: int) -> float:
         """Round-trip time between two servers, seconds."""
-        return self.links[a].latency + self.links[b].latency
+        return sum(link.latency for link in self.path(a, b))
+
+    def jitter(self, a: int, b: int) -> float:
+        """Standard deviations of the latencies between two servers, together."""
+        return sum(link.jitter for link in self.path(a, b))
 
     def rate(self, a: int, b: int) -> float | None:
-        """Rate of the slower of two links, bits/s; None without a limit."""
-        rates = [link.bandwidth for link in (self.links[a], self.links[b]) if link.bandwidth is not None]
-        return min(rates, default=None)
+        """Rate of the slowest link between two servers, bits/s; None without a limit."""
+        return min((link.bandwidth for link in self.path(a, b) if link.bandwidth is not None), default=None)
 
     def can_fill(self, a: int, b: int) -> bool:
         """Whether one TCP connection can fill the link: no loss, no limit of its own, half of its window is enough."""
-        lossless = not (self.links[a].loss or self.links[b].loss)
+        lossless = not any(link.loss for link in self.path(a, b))
         return lossless and not self.flow_rates and (self.rate(a, b) or 0.0) * self.rtt(a, b) / 8 <= self.tcp_window / 2
 
 
-def link_of(network: NetworkPart, changes: Mapping[str, float | None] | None = None) -> Link:
+def link_of(network: NetworkPart | SitesPart, changes: Mapping[str, float | None] | None = None) -> Link:
     """A server's link: the network's, except for the LINK_KEYS in `changes`."""
     common = {key: getattr(network, key) for key in LINK_KEYS}
     return Link(**{**common, **(changes or {})})
@@ -105,6 +131,8 @@ def shape_of(cell: Cell) -> Shape:
         connections=cluster.ranks_per_server**2 * (cluster.servers - 1),
         seed=cell.run.seed,
         flow_rates=network.flow_rates,
+        sites=1 if network.sites is None else network.sites.number,
+        wan=None if network.sites is None else link_of(network.sites),
     )
 
 

@@ -147,6 +147,16 @@ class ClusterKeys:
 
 
 @dataclass
+class WanKeys:
+    """The line of every site to the others."""
+
+    bandwidth: Optional[str] = None  # noqa: UP045  OmegaConf reads it
+    latency: str = "0ms"
+    jitter: str = "0ms"
+    loss: str = "0%"
+
+
+@dataclass
 class NetworkKeys:
     """The links between the servers, one per server. Rates, times and sizes are texts with units."""
 
@@ -159,6 +169,8 @@ class NetworkKeys:
     flow_rates: list[str] = field(default_factory=list)  # limits of a server's single TCP connections, in turn
     backend: Backend = Backend.auto
     software_delay: bool = False  # simulated: the latency is added by software, such as tc netem on the servers
+    sites: int = 1  # groups of as many servers; servers of one group are consecutive
+    wan: WanKeys = field(default_factory=WanKeys)
 
 
 @dataclass

@@ -61,7 +61,7 @@ class Shaped:
         if cell.run.elastic is None:  # checkpoints are not counted
             measured["flags"] += traffic.flags(measured["traffic"])
         measured["drops"] = network.backend.drops() - drops
-        if measured["drops"] and not any(link.loss for link in network.shape.links):
+        if measured["drops"] and not any(link.loss for link in network.shape.all_links):
             measured["flags"].append(f"{measured['drops']} packets were dropped by a full queue")
         if first or time.monotonic() - self._when > _FRESH:
             self._survey(watch)

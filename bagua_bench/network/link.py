@@ -111,4 +111,5 @@ def _describe(shape: Shape, devices: list[Device]) -> str:
         {**device, "queue": shape.queue(number), "link": asdict(shape.links[number])}
         for number, device in enumerate(devices)
     ]
-    return json.dumps({"seed": shape.seed, "flow_rates": shape.flow_rates, "servers": servers})
+    wan = None if shape.wan is None else {"sites": shape.sites, "queue": shape.wan_queue(), "link": asdict(shape.wan)}
+    return json.dumps({"seed": shape.seed, "flow_rates": shape.flow_rates, "servers": servers, "wan": wan})

@@ -39,8 +39,12 @@ Device = Tun | PacketPort
 class Relay:
     """Passes packets between the ports and devices of all servers."""
 
-    def __init__(self, ports: list[Port], flows: list[Flows], devices: Sequence[Device]) -> None:
+    def __init__(
+        self, ports: list[Port], flows: list[Flows], devices: Sequence[Device], sites: Sequence[Port] = ()
+    ) -> None:
+        """sites: the lines of the sites, each with as many servers, to each other."""
         self._ports, self._flows, self._devices = ports, flows, devices
+        self._sites, self._links = sites, [*ports, *sites]
         self._header = devices[0].header
         self._events: list[Event] = []
         self._serial = 0
@@ -48,9 +52,9 @@ class Relay:
 
     def counters(self) -> dict[str, int]:
         """Numbers of packets dropped by full queues and of packets lost as asked for."""
-        drops = sum(port.drops for port in self._ports) + sum(flows.drops for flows in self._flows)
+        drops = sum(port.drops for port in self._links) + sum(flows.drops for flows in self._flows)
         drops += sum(device.drops() for device in self._devices)
-        return {"drops": drops, "lost": sum(port.lost for port in self._ports)}
+        return {"drops": drops, "lost": sum(port.lost for port in self._links)}
 
     def run(self) -> None:
         """Pass packets on until standard input ends."""
@@ -93,13 +97,35 @@ class Relay:
 
     def _leave(self, server: int, receiver: int, packet: bytes, nbytes: int, now: float) -> None:
         times = self._ports[server].leave(now, nbytes)
-        if times is not None:
+        if times is None:
+            return
+        here, there = self._site(server), self._site(receiver)
+        if here == there:
             self._at(times[0], now, partial(self._switch, times[1], receiver, packet, nbytes))
+        else:
+            self._at(times[0], now, partial(self._cross, times[1], here, there, receiver, packet, nbytes))
+
+    def _site(self, server: int) -> int:
+        return server * len(self._sites) // len(self._ports)
+
+    def _cross(
+        self, end: float, here: int, there: int, receiver: int, packet: bytes, nbytes: int, begin: float
+    ) -> None:
+        """Over the line of a site, to the switch that joins them."""
+        times = self._sites[here].leave(begin, nbytes, end)
+        if times is not None:
+            self._at(times[0], begin, partial(self._land, times[1], there, receiver, packet, nbytes))
+
+    def _land(self, end: float, there: int, receiver: int, packet: bytes, nbytes: int, begin: float) -> None:
+        """Over the line of the other site, to its switch."""
+        times = self._sites[there].arrive(begin, end, nbytes)
+        if times is not None:
+            self._at(times[0], begin, partial(self._switch, times[1], receiver, packet, nbytes))
 
     def _switch(self, end: float, receiver: int, packet: bytes, nbytes: int, begin: float) -> None:
-        when = self._ports[receiver].arrive(begin, end, nbytes)
-        if when is not None:
-            self._push(when, partial(self._write, receiver, packet))
+        times = self._ports[receiver].arrive(begin, end, nbytes)
+        if times is not None:
+            self._push(times[1], partial(self._write, receiver, packet))
 
     def _at(self, when: float, now: float, action: Callable[[float], None]) -> None:
         first = not self._events or when < self._events[0][0]  # an earlier event that is late keeps its turn
@@ -120,7 +146,7 @@ class Relay:
 
 
 def main() -> None:
-    """Keys of the argument: `seed`, `flow_rates`, `servers` (see `link`)."""
+    """Keys of the argument: `seed`, `flow_rates`, `servers`, `wan` (see `link`)."""
     shape: dict[str, Any] = json.loads(sys.argv[1])
     devices: list[Device] = []
     ports, flows = [], []
@@ -130,10 +156,15 @@ def main() -> None:
             devices.append(Tun(name) if server["tun"] else PacketPort(name))
         ports.append(Port(Link(**server["link"]), server["queue"], Random(f"{shape['seed']} {number}")))
         flows.append(Flows(shape["flow_rates"], server["queue"]))
+    sites = [
+        Port(Link(**wan["link"]), wan["queue"], Random(f"{shape['seed']} site {number}"))
+        for wan in filter(None, [shape["wan"]])
+        for number in range(wan["sites"])
+    ]
     with suppress(PermissionError):  # only root may; packets should not wait for computing ranks
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     print("ready", flush=True)
-    Relay(ports, flows, devices).run()
+    Relay(ports, flows, devices, sites).run()
 
 
 if __name__ == "__main__":

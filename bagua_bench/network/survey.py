@@ -70,7 +70,7 @@ def flags(shape: Shape, frame: int, when: str, found: list[Pair]) -> Iterator[st
         rate, got = shape.rate(a, b), wire_rate(pair["goodput"], frame)
         if rate is not None and not _fits(shape, a, b, got / rate):
             yield f"{name}: {_rate(got)} instead of {_rate(rate)}"
-        rtt, jitter = shape.rtt(a, b), shape.links[a].jitter + shape.links[b].jitter
+        rtt, jitter = shape.rtt(a, b), shape.jitter(a, b)
         least, part = _RTT_TOLERANCE
         if abs(pair["rtt"] - rtt) > max(least, part * rtt) + jitter:
             yield f"{name}: round trip of {pair['rtt'] * 1e3:.2f}ms instead of {rtt * 1e3:.2f}ms"

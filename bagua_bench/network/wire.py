@@ -70,7 +70,10 @@ class Flows:
 
 @dataclass
 class Port:
-    """A server's link: `up` to the switch, `down` from it, with delay, jitter and loss on the way down."""
+    """A link: `up` to a switch, `down` from it, with delay, jitter and loss on the way down.
+
+    It is a server's, or a site's, to the switch that joins the sites.
+    """
 
     link: Link
     limit: int
@@ -85,14 +88,17 @@ class Port:
         self.up = Line(self.link.bandwidth, self.limit)
         self.down = Line(self.link.bandwidth, self.limit)
 
-    def leave(self, now: float, nbytes: int) -> tuple[float, float] | None:
-        """When a packet of this server starts and finishes arriving at the switch; None if it is dropped."""
-        times = self.up.send(now, nbytes)
-        self.drops += times is None
-        return times
+    def leave(self, begin: float, nbytes: int, end: float = 0.0) -> tuple[float, float] | None:
+        """When a packet starts and finishes arriving at the switch; None if it is dropped.
 
-    def arrive(self, begin: float, end: float, nbytes: int) -> float | None:
-        """When the server has received a packet that arrives at the switch from `begin` to `end`; None if it is lost.
+        It is handed over at `begin`, and if it comes from another link, until `end`.
+        """
+        times = self.up.send(begin, nbytes)
+        self.drops += times is None
+        return times and (times[0], max(times[1], end))
+
+    def arrive(self, begin: float, end: float, nbytes: int) -> tuple[float, float] | None:
+        """From when to when a packet is received that arrives at the switch from `begin` to `end`; None if it is lost.
 
         The segments of a packet pass through the switch one after the other, so two equal links take as long as one.
         Packets do not overtake each other.
@@ -104,8 +110,9 @@ class Port:
         if times is None:
             self.drops += 1
             return None
-        self._last = max(self._last, max(end, times[1]) + self._delay())
-        return self._last
+        passing = max(end, times[1])
+        self._last = max(self._last, passing + self._delay())
+        return self._last - (passing - times[0]), self._last
 
     def _delay(self) -> float:
         delay = self.link.latency

@@ -122,7 +122,7 @@ class Clock:
         That is one all-reduce of a bit per tensor by recursive doubling, once the tensors are in its response cache.
         """
         servers = self._cluster.layout.servers
-        return (servers - 1).bit_length() * self._cluster.latency if servers > 1 else 0.0
+        return (servers - 1).bit_length() * self._cluster.reach if servers > 1 else 0.0
 
 
 class _Run:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.cell import Cell, SitesPart
 from bagua_bench.configuration.network_shape import link_of
 from bagua_bench.configuration.physics import BUFFER, Physics, physics_of
 
@@ -27,6 +28,14 @@ class Links:
     """Whether software adds the latency."""
     flow: float = math.inf
     """Most that one connection may carry; the slowest counts where they differ, as all wait for it."""
+    sites: int = 1
+    far: Links | None = None
+    """Between servers of two sites: what both their links and the sites' lines ask for, which all servers of a site
+    share."""
+
+    def but(self, **values: Any) -> Links:
+        """The links with other values, also between sites."""
+        return replace(self, far=self.far and self.far.but(**values), **values)
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,23 @@ class Cluster:
     physics: Physics
     network: Links
     layout: Layout
+
+    @property
+    def sites(self) -> int:
+        """How many sites the servers are spread over."""
+        return min(self.network.sites, self.layout.servers)
+
+    @property
+    def far(self) -> Cluster | None:
+        """The cluster as it would be if any two servers were in different sites; None if there is one site."""
+        if self.sites == 1 or self.network.far is None:
+            return None
+        return replace(self, network=self.network.far)
+
+    @property
+    def reach(self) -> float:
+        """One-way latency between the servers that are farthest apart, seconds."""
+        return self.latency if self.far is None else self.far.latency
 
     @property
     def line(self) -> float:
@@ -130,5 +156,19 @@ def cluster_of(cell: Cell, physics: Physics | None = None) -> Cluster:
         software=asked.software_delay,
         flow=min(asked.flow_rates, default=math.inf) / 8,
     )
+    if asked.sites is not None:
+        network = replace(network, sites=asked.sites.number, far=_between(network, asked.sites))
     physics = physics_of(cluster, cell.transport.name) if physics is None else physics
     return Cluster(physics, network, Layout(cluster.servers, cluster.ranks_per_server))
+
+
+def _between(near: Links, sites: SitesPart) -> Links:
+    """What two servers of different sites see of their own links and of the sites' lines."""
+    rates = [rate for rate in (near.line, sites.bandwidth and sites.bandwidth / 8) if rate is not None]
+    return replace(
+        near,
+        line=min(rates, default=None),
+        latency=near.latency + sites.latency,
+        jitter=math.hypot(near.jitter, sites.jitter),
+        loss=1 - (1 - near.loss) * (1 - sites.loss),
+    )

@@ -1,6 +1,8 @@
 """Seconds that collectives take (sources: Thakur et al. 2005; Patarasuk and Yuan 2009; NCCL's tuning model).
 
-In every formula, the tensor has S = `nbytes`, n servers of g ranks take part, and N = n g.
+In every formula, the tensor has S = `nbytes`, n servers of g ranks take part, and N = n g. Servers of several sites, m
+in each, share their site's line to the others: a collective takes as long as its bytes on the busiest line, a server's
+or a site's, and its hops between sites take their latency.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def without_hops(cluster: Cluster) -> Cluster:
 def wire(cluster: Cluster) -> Cluster:
     """A cluster without any latency: a call takes as long as its bytes are on the line."""
     near = without_hops(cluster)
-    at_once = replace(cluster.network, latency=0.0, jitter=0.0, line=cluster.line)
+    at_once = replace(cluster.network.but(latency=0.0, jitter=0.0), line=cluster.line)
     return replace(near, physics=replace(near.physics, latency=0.0), network=at_once)
 
 
@@ -58,7 +60,7 @@ def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring over all ranks: 2(n - 1) hops between servers, 2(N - n) inside, 2(N - 1)/N S over every interface."""
     n = cluster.layout.servers
     transfer = ring_transfer(2 * (n * g - 1) / (n * g) * call.nbytes, cluster)
-    latency = cluster.physics.ring_hop * cluster.latency
+    latency = cluster.physics.ring_hop * around(cluster)
     return ring(2 * (n - 1), latency, transfer, cluster) + 2 * (n * g - n) * cluster.physics.inside_hop
 
 
@@ -66,39 +68,51 @@ def reduce_scatter(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring: the first half of an all-reduce."""
     n = cluster.layout.servers
     transfer = ring_transfer((n * g - 1) / (n * g) * call.nbytes, cluster)
-    latency = cluster.physics.ring_hop * cluster.latency
+    latency = cluster.physics.ring_hop * around(cluster)
     return ring(n - 1, latency, transfer, cluster) + (n * g - n) * cluster.physics.inside_hop
 
 
 def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring: (N - 1) parts of S over every interface; n - 1 hops between servers, or fewer with direct sends."""
     n = cluster.layout.servers
-    latency = max(cluster.physics.hop, cluster.physics.gather_hop * (n - 1)) / (n - 1) * cluster.latency
+    hops = max(cluster.physics.hop, cluster.physics.gather_hop * (n - 1))
     nbytes, within = (n * g - 1) * call.nbytes, (n * g - n) * cluster.physics.inside_hop
     if g > 1:
+        latency = hops / (n - 1) * around(cluster)
         return ring(n - 1, latency, ring_transfer(nbytes, cluster), cluster) + within
-    return (n - 1) * latency + direct_transfer(nbytes, n - 1, cluster) + within
+    return hops * cluster.reach + spread(nbytes, n - 1, cluster) + within
 
 
 def all_to_all(call: Collective, g: int, cluster: Cluster) -> float:
     """Direct sends: the g ranks of a server send (N - g)/N S each to other servers, all at once."""
     n = cluster.layout.servers
     outside = g * (n * g - g) / (n * g) * call.nbytes
-    return cluster.physics.hop * cluster.latency + direct_transfer(outside, g * g * (n - 1), cluster, g)
+    return cluster.physics.hop * cluster.reach + spread(outside, g * g * (n - 1), cluster, g)
 
 
 def exchange(call: Collective, g: int, cluster: Cluster) -> float:
-    """Direct sends of S to every peer: a peer d ranks away puts min(d, g) ranks' messages on the interface."""
-    size = cluster.layout.servers * g
-    flows = sum(min(abs(d) % size, size - abs(d) % size, g) for d in call.offsets)
-    return cluster.physics.hop * cluster.latency + direct_transfer(flows * call.nbytes, flows, cluster, g)
+    """Direct sends of S to every peer: a peer d ranks away puts min(d, g) ranks' messages on the interface.
+
+    On a site's line it puts min(d, m g).
+    """
+    size, together = cluster.layout.servers * g, cluster.layout.servers // cluster.sites * g
+    away = [min(abs(d) % size, size - abs(d) % size) for d in call.offsets]
+    flows, between = sum(min(d, g) for d in away), sum(min(d, together) for d in away)
+    transfer = direct_transfer(flows * call.nbytes, flows, cluster, g)
+    if cluster.far is not None:
+        transfer = max(transfer, direct_transfer(between * call.nbytes, between, cluster.far, together))
+    return cluster.physics.hop * cluster.reach + transfer
 
 
 def tree(call: Collective, g: int, cluster: Cluster) -> float:
-    """Pipelined binomial tree (reduce or broadcast): log2 n hops, S over the busiest interface."""
-    n = cluster.layout.servers
-    hops = math.ceil(math.log2(n)) * cluster.physics.ring_hop * cluster.latency + (g - 1) * cluster.physics.inside_hop
-    return hops + ring_transfer(call.nbytes, cluster)
+    """Pipelined binomial tree (reduce or broadcast): log2 n hops, S over the busiest interface.
+
+    Of s sites, log2 s of the hops are between them.
+    """
+    hops = math.ceil(math.log2(cluster.layout.servers))
+    far = math.ceil(math.log2(cluster.sites))
+    latency = cluster.physics.ring_hop * ((hops - far) * cluster.latency + far * cluster.reach)
+    return latency + (g - 1) * cluster.physics.inside_hop + ring_transfer(call.nbytes, cluster)
 
 
 def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
@@ -107,14 +121,25 @@ def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
     A worker has a connection to every other server. It waits if its credit, or its TCP windows, do not cover the round
     trip; the credit comes back as whole partitions.
     """
-    n, physics = cluster.layout.servers, cluster.physics
-    nbytes = 2 * (n - 1) / n * call.nbytes
-    rate = min(cluster.line * physics.efficiency_ring, physics.servers, (n - 1) * cluster.connection)
-    credit = min(physics.servers_window, (n - 1) * physics.window * cluster.network.buffer / BUFFER)
-    partition = min(physics.partition, credit)
-    cycle = cluster.cycle(credit, rate, partition, credit / partition)
+    n = cluster.layout.servers
     local = inside(Collective("all_reduce", call.nbytes, "intra"), g, cluster)
-    return nbytes * cycle / credit + local
+    slowest = pushed(2 * (n - 1) / n * call.nbytes, 1, n - 1, cluster)
+    if cluster.far is not None:
+        here = n // cluster.sites
+        slowest = max(slowest, pushed(2 * (n - here) / n * call.nbytes, here, n - here, cluster.far))
+    return slowest + local
+
+
+def pushed(nbytes: float, workers: int, servers: int, cluster: Cluster) -> float:
+    """Seconds for nbytes of each of some workers behind one line, which have a connection each to every server."""
+    physics = cluster.physics
+    rate = min(
+        cluster.line * physics.efficiency_ring, workers * physics.servers, workers * servers * cluster.connection
+    )
+    credit = min(physics.servers_window, servers * physics.window * cluster.network.buffer / BUFFER)
+    partition = min(physics.partition, credit)
+    cycle = cluster.cycle(credit, rate / workers, partition, credit / partition)
+    return nbytes * cycle / credit
 
 
 def ring(hops: int, latency: float, transfer: float, cluster: Cluster) -> float:
@@ -126,14 +151,43 @@ def ring(hops: int, latency: float, transfer: float, cluster: Cluster) -> float:
     return hops * max(chunk, chunk / cluster.physics.segments + latency)
 
 
+def around(cluster: Cluster) -> float:
+    """Mean latency of a ring's hops, seconds: of n, as many are between sites as there are sites."""
+    share = cluster.sites / cluster.layout.servers if cluster.sites > 1 else 0.0
+    return cluster.latency + share * (cluster.reach - cluster.latency)
+
+
+def spread(nbytes: float, connections: int, cluster: Cluster, processes: int = 1) -> float:
+    """Seconds for nbytes that every server sends to all others alike.
+
+    A site's line carries what its m servers send to the n - m elsewhere.
+    """
+    transfer = direct_transfer(nbytes, connections, cluster, processes)
+    if cluster.far is None:
+        return transfer
+    n, here = cluster.layout.servers, cluster.layout.servers // cluster.sites
+    crossing = here * (n - here) / (n - 1)
+    lines = round(crossing * connections)
+    return max(transfer, direct_transfer(crossing * nbytes, lines, cluster.far, here * processes))
+
+
 def ring_transfer(nbytes: float, cluster: Cluster) -> float:
-    """Seconds for nbytes through an interface whose ring has `channels` connections to the next server."""
+    """Seconds for nbytes through an interface whose ring has `channels` connections to the next server.
+
+    The ring passes every site once, so a site's line carries as much.
+    """
+    if cluster.far is not None:
+        return max(ring_transfer(nbytes, cluster.far), ring_transfer(nbytes, _in_one_place(cluster)))
     physics = cluster.physics
     channels = max(1.0, physics.channels)
     software = physics.ring * math.pow(cluster.layout.servers, -physics.fade)
     software = min(software, channels * cluster.connection)
     rate = min(cluster.goodput(physics.efficiency_ring, cluster.layout.servers), software)
     return nbytes / rate + cluster.stall(nbytes / channels, rate / channels)
+
+
+def _in_one_place(cluster: Cluster) -> Cluster:
+    return replace(cluster, network=replace(cluster.network, sites=1, far=None))
 
 
 def direct_transfer(nbytes: float, connections: int, cluster: Cluster, processes: int = 1) -> float:

@@ -55,8 +55,9 @@ class Posterior:
 
     def beyond(self, cell: Cell) -> list[str]:
         """Settings of a cell that lie outside the points: 'network.latency=100 ms (points: 0 ms to 5 ms)'."""
-        asked = settings(cell)
-        return [
+        asked, sites = settings(cell), cell.network.sites
+        apart = [] if sites is None else [f"network.sites={sites.number} (points: 1)"]
+        return apart + [
             f"{key}={_words(key, asked[key])} (points: {_words(key, low)} to {_words(key, high)})"
             for key, (low, high) in self.domain.items()
             if key in asked and not low / _BEYOND <= asked[key] <= high * _BEYOND

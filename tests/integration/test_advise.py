@@ -174,6 +174,25 @@ def test_one_line_says_what_was_assumed() -> None:
     )
 
 
+SITES = ("network.bandwidth=25gbit", "network.sites=2", "network.wan.bandwidth=1gbit", "network.wan.latency=15ms")
+
+
+def test_sites_are_in_the_question_and_in_the_answer(tmp_path: Path) -> None:
+    line = assumptions(resolved(*BASE, "cluster.servers=4", *SITES))
+    assert "25 Gbit/s, latency 0 ms + 0.015 ms of the cluster, 2 sites, between them 1 Gbit/s and 15 ms, TCP" in line
+    asked = command(tmp_path, "bagua_bench.advise", "task=vgg16", "cluster.servers=4", *SITES)
+    assert asked.returncode == 0, asked.stderr
+    assert " between the sites " in next(line for line in asked.stdout.splitlines() if line.startswith("turns:"))
+    assert "network.sites=2 network.wan.bandwidth=1gbit network.wan.latency=15ms" in asked.stdout, "in the check"
+
+
+def test_a_line_between_sites_slows_a_step_down() -> None:
+    here = resolved(*BASE, "algo=ddp", "cluster.servers=4", *SITES[:1])
+    there = resolved(*BASE, "algo=ddp", "cluster.servers=4", *SITES)
+    near, far = (simulate(cell).ranks[0].seconds[0]["step"] for cell in (here, there))
+    assert far > near + 6 / 4 * 4 * 138_357_544 * 8 / 1e9 - 0.5, "a ring's bytes at 1 Gbit/s, less what computing hides"
+
+
 def test_what_the_model_cannot_tell_apart_is_said_so() -> None:
     fast, slow = row("bytegrad", 1.0), row("ddp", 4.0)
     assert said(fast, slow)[1] == (

@@ -42,6 +42,27 @@ def test_every_pair_gets_the_rate_and_the_round_trip_of_its_links(backend: str) 
         assert network.backend.drops() == 0
 
 
+@each_backend
+def test_sites_are_as_far_from_each_other_as_asked_and_share_their_lines(backend: str) -> None:
+    asked = shape(backend, "cluster.servers=4", "network.bandwidth=200mbit", "network.sites=2",
+                  "network.wan.bandwidth=50mbit", "network.wan.latency=10ms")  # fmt: skip
+    with star.up(asked) as network:
+        assert [asked.rtt(*pair) for pair in ((0, 1), (2, 3), (0, 2), (1, 3))] == [0, 0, 20e-3, 20e-3]
+        assert best_of_probes(network, 0.2e-3) == []
+        rates = [0.0, 0.0]
+
+        def probed(place: int) -> None:
+            rates[place] = probe.goodput(network.hosts[place], network.hosts[2 + place], 20e-3)
+
+        together = [Thread(target=probed, args=(place,)) for place in range(2)]
+        for thread in together:
+            thread.start()
+        for thread in together:
+            thread.join()
+        assert survey.wire_rate(sum(rates), network.backend.frame) < 1.2 * 50e6, "two servers, one line"
+        assert network.backend.drops() == 0
+
+
 @needs("link")
 def test_without_tun_devices_the_emulator_takes_packets_from_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     before = cleared()
@@ -67,7 +88,7 @@ def best_of_probes(network: star.Network, own: float = 0.0) -> list[str]:
             known = best.get(key, pair)
             rtt, goodput = min(known["rtt"], pair["rtt"]), max(known["goodput"], pair["goodput"])
             best[key] = {**pair, "rtt": rtt, "goodput": goodput}
-        assert set(best) == {(0, 1), (1, 2), (2, 0)}
+        assert set(best) == set(survey.pairs(len(network.hosts)))
         links = [{**pair, "rtt": pair["rtt"] - own} for pair in best.values()]
         flags = list(survey.flags(network.shape, network.backend.frame, "now", links))
         if not flags:

@@ -230,3 +230,59 @@ def test_single_connections_may_have_a_limit() -> None:
     network = Links(1e9, flow=2e8)
     assert cost("all_reduce", 10**8, ideal(4, network=network)) == pytest.approx(1.5 * 10**8 / 2e8)
     assert cost("exchange", 10**8, ideal(4, network=network), offsets=(1, -1)) == pytest.approx(2 * 10**8 / 4e8)
+
+
+def between_sites(sites: int, servers: int, per_server: int = 1, **far: float) -> Cluster:
+    """Servers of 1 GB/s without latency, in sites that 0.1 GB/s and a second join, unless said otherwise."""
+    links = Links(1e9, sites=sites, far=Links(far.pop("line", 1e8), latency=far.pop("latency", 1.0)))
+    return ideal(servers, per_server, links)
+
+
+@pytest.mark.parametrize(("n", "sites"), [(4, 2), (16, 2), (16, 4)])
+def test_what_crosses_between_sites_is_what_servers_there_do_not_have(n: int, sites: int) -> None:
+    """m servers of a site send to n - m elsewhere; a ring leaves a site once; a shift by one does, too."""
+    nbytes, m = 1000 * n, n // sites
+    expected = {
+        "all_reduce": 2 * (n - 1) / n * nbytes,
+        "all_to_all": m * (n - m) / n * nbytes,
+        "all_gather": m * (n - m) * nbytes,
+        "exchange": nbytes,
+        "reduce": nbytes,
+        "push_pull": m * 2 * (n - m) / n * nbytes,
+    }
+    for kind, value in expected.items():
+        assert cost(kind, nbytes, between_sites(sites, n, latency=0.0)) == pytest.approx(1e-8 * value), kind
+    far_away = between_sites(sites, n, latency=0.0)
+    assert cost("exchange", nbytes, far_away, offsets=(n // 2,)) == pytest.approx(1e-8 * m * nbytes)
+
+
+@pytest.mark.parametrize(("n", "sites"), [(4, 2), (16, 2), (16, 4)])
+def test_only_hops_between_sites_take_their_latency(n: int, sites: int) -> None:
+    late, soon = between_sites(sites, n, line=1e9), between_sites(sites, n, line=1e9, latency=0.0)
+    slope = {kind: cost(kind, 1000, late) - cost(kind, 1000, soon) for kind in BETWEEN}
+    assert slope["all_reduce"] == pytest.approx(2 * (n - 1) * sites / n), "a round crosses each border once"
+    assert slope["all_to_all"] == pytest.approx(1)
+    assert slope["exchange"] == pytest.approx(1)
+    assert slope["reduce"] == pytest.approx(math.log2(sites))
+
+
+@given(kind=st.sampled_from(sorted(BETWEEN)), nbytes=SIZES, n=st.integers(2, 32), rate=st.floats(1e6, 1e9),
+       latency=st.floats(0, 0.1), loss=st.floats(0, 0.01))  # fmt: skip
+def test_a_server_a_site_is_a_cluster_over_the_sites_lines(
+    kind: str, nbytes: int, n: int, rate: float, latency: float, loss: float
+) -> None:
+    far = Links(rate, latency, loss=loss)
+    apart = Cluster(Physics(), Links(1e10, sites=n, far=far), Layout(n, 4))
+    assert cost(kind, nbytes, apart) == pytest.approx(cost(kind, nbytes, Cluster(Physics(), far, Layout(n, 4))))
+
+
+@given(kind=st.sampled_from(sorted(BETWEEN)), nbytes=SIZES, m=st.integers(1, 8), sites=st.integers(2, 4),
+       rate=st.floats(1e6, 1e9), latency=st.floats(0, 0.1))  # fmt: skip
+def test_sites_are_never_faster_than_one_place(
+    kind: str, nbytes: int, m: int, sites: int, rate: float, latency: float
+) -> None:
+    near = Links(1e9)
+    apart = replace(near, sites=sites, far=Links(min(rate, 1e9), latency))
+    layout = Layout(m * sites, 2)
+    one, several = (cost(kind, nbytes, Cluster(Physics(), links, layout)) for links in (near, apart))
+    assert several >= one * (1 - 1e-9)

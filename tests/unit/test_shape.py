@@ -12,6 +12,7 @@ import pytest
 from bagua_bench.configuration.network_shape import Link, Shape, is_shaped, shape_of
 from bagua_bench.configuration.resolve import ConfigError
 from bagua_bench.configuration.validate import validate
+from bagua_bench.machine.scale import scale_model
 from bagua_bench.network import probe, survey, traffic
 from bagua_bench.network.netem import qdiscs
 from bagua_bench.network.survey import pairs
@@ -62,6 +63,51 @@ def test_single_servers_have_their_own_link() -> None:
     assert shape.rate(2, 1) == shape.rate(1, 2) == 1e6
     assert shape.rtt(0, 2) == pytest.approx(2e-3), "one way in each direction"
     assert shape.connections == 2 * 2 * 3
+
+
+SITES = ["network.bandwidth=1gbit", "network.latency=1ms", "network.sites=2", "network.wan.bandwidth=100mbit",
+         "network.wan.latency=20ms", "network.wan.jitter=2ms"]  # fmt: skip
+
+
+def test_servers_of_two_sites_talk_over_their_lines() -> None:
+    cell = resolved("cluster=4x2", *SITES)
+    validate(cell)
+    shape = shape_of(cell)
+    assert [shape.site(server) for server in range(4)] == [0, 0, 1, 1]
+    assert (shape.rate(0, 1), shape.rtt(0, 1), shape.jitter(0, 1)) == (1e9, pytest.approx(2e-3), 0)
+    assert (shape.rate(1, 2), shape.rtt(1, 2), shape.jitter(1, 2)) == (1e8, pytest.approx(42e-3), pytest.approx(4e-3))
+    crossing = 2 * 2 * 2 * 2  # two ranks on each of two servers with two on each of two others
+    assert shape.wan_queue() == shape.wan.queue(crossing * 4 * 2**20)
+
+
+def test_a_cell_of_one_site_is_what_it_was_before_there_were_several() -> None:
+    assert "sites" not in resolved("network=1gbit").to_json()["network"]
+    assert resolved("network=1gbit").id == resolved("network=1gbit", "network.sites=1").id
+    assert resolved(*SITES).id != resolved(*SITES, "network.wan.latency=21ms").id
+
+
+def test_a_scale_model_s_sites_are_as_far_in_its_own_time() -> None:
+    asked = resolved("mode=emulate", "task=bert_large", "cluster=4x1", *SITES, "compute.shrink=50", "compute.haste=2")
+    sites = scale_model(asked).network.sites
+    assert sites is not None
+    assert (sites.bandwidth, sites.latency, sites.jitter) == (1e8 * 2 / 50, 10e-3, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["network.sites=3"], "network.sites=3: cluster.servers=4 do not fill them equally; allowed: 1, 2, 4"),
+        (["network.sites=0"], "network.sites=0: cluster.servers=4 do not fill them equally; allowed: 1, 2, 4"),
+        (["network.sites=2", "network.wan.bandwidth=1kbit"], "network.wan.bandwidth=1kbit: must be at least 8kbit"),
+        (["network.sites=2", "network.wan.jitter=1ms"], "network.wan.jitter=1ms: needs network.wan.bandwidth"),
+        (["network.wan.latency=1ms"], "network.wan.latency=1ms: network.sites=1 has no line to another"),
+        (["network.sites=2", "network.wan.latency=1"], "network.wan.latency=1"),
+    ],
+)
+def test_sites_that_cannot_be(asked: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        validate(resolved("cluster=4x1", *asked))
+    assert str(refused.value).startswith(said)
 
 
 def test_queues_hold_what_the_specification_asks_for() -> None:

@@ -16,6 +16,12 @@ def port(bandwidth: float | None = 100 * MBIT, latency: float = 5e-3, jitter: fl
     return Port(Link(bandwidth, latency, jitter, loss), 10**6, Random(0))
 
 
+def received(receiver: Port, begin: float, end: float, nbytes: int) -> float | None:
+    """When the last of a packet has arrived."""
+    times = receiver.arrive(begin, end, nbytes)
+    return times and times[1]
+
+
 @pytest.mark.parametrize("payload", [0, 1, 1447, 1448, 1449, 5 * 1448, 5 * 1448 + 1, 64_000])
 def test_headers_of_all_segments_are_on_the_wire(payload: int) -> None:
     segments, rest = 1, payload - 1448
@@ -50,7 +56,21 @@ def test_equal_links_take_the_time_of_one_and_the_slower_one_counts() -> None:
         sender = port(latency=1.0)
         times = sender.leave(0.0, 15_000)
         assert times is not None
-        assert receiver.arrive(*times, 15_000) == pytest.approx(15_000 * 8 / rate + 5e-3 - OVERHEAD)
+        assert received(receiver, *times, 15_000) == pytest.approx(15_000 * 8 / rate + 5e-3 - OVERHEAD)
+
+
+@pytest.mark.parametrize(("between", "slowest"), [(100 * MBIT, 100 * MBIT), (20 * MBIT, 20 * MBIT), (None, 100 * MBIT)])
+def test_over_two_lines_more_a_packet_takes_the_time_of_the_slowest(between: float | None, slowest: float) -> None:
+    """Of the server, of its site, of the other site, and of the other server: segments follow each other over all."""
+    sender, receiver, here, there = port(), port(), port(between, latency=1.0), port(between, latency=20e-3)
+    times = sender.leave(0.0, 15_000)
+    assert times is not None
+    crossed = here.leave(times[0], 15_000, times[1])
+    assert crossed is not None
+    landed = there.arrive(*crossed, 15_000)
+    assert landed is not None
+    assert landed[1] - landed[0] == pytest.approx(15_000 * 8 / slowest)
+    assert received(receiver, *landed, 15_000) == pytest.approx(15_000 * 8 / slowest + 25e-3 - 2 * OVERHEAD)
 
 
 def test_the_receiver_is_shared_by_all_senders() -> None:
@@ -60,7 +80,7 @@ def test_the_receiver_is_shared_by_all_senders() -> None:
         for sender in senders:
             times = sender.leave(0.0, 1500)
             assert times is not None
-            arrived.append(receiver.arrive(*times, 1500))
+            arrived.append(received(receiver, *times, 1500))
     assert arrived[-1] == pytest.approx(100 * 1500 * 8 / 1e8 + 5e-3 - OVERHEAD)
 
 
@@ -90,11 +110,11 @@ def test_loss_is_the_fraction_asked_for_and_the_same_every_time() -> None:
 
 def test_jitter_spreads_without_overtaking() -> None:
     receiver = port(latency=20e-3, jitter=2e-3)
-    arrivals = [receiver.arrive(k * 0.1, k * 0.1, 1) for k in range(2000)]
+    arrivals = [received(receiver, k * 0.1, k * 0.1, 1) for k in range(2000)]
     delays = [when - k * 0.1 for k, when in enumerate(arrivals) if when is not None]
     mean = sum(delays) / len(delays)
     assert mean == pytest.approx(20e-3, abs=0.3e-3)
     assert (sum((d - mean) ** 2 for d in delays) / len(delays)) ** 0.5 == pytest.approx(2e-3, rel=0.1)
     dense = port(latency=20e-3, jitter=2e-3)
-    order = [dense.arrive(k * 1e-5, k * 1e-5, 1) for k in range(2000)]
+    order = [received(dense, k * 1e-5, k * 1e-5, 1) for k in range(2000)]
     assert order == sorted(order, key=lambda when: when or 0)
