@@ -114,6 +114,15 @@ class Shape:
         return lossless and not self.flow_rates and (self.rate(a, b) or 0.0) * self.rtt(a, b) / 8 <= self.tcp_window / 2
 
 
+    def limit(self, a: int, b: int) -> str:
+        """What holds a single connection between two servers back; empty if it is the links' rate, or nothing asked."""
+        if any(link.loss for link in self.path(a, b)):
+            return "loss"
+        if self.flow_rates:
+            return "the limits of single connections"
+        return "" if self.rate(a, b) is None or self.can_fill(a, b) else "its TCP window"
+
+
 def link_of(network: NetworkPart | SitesPart, changes: Mapping[str, float | None] | None = None) -> Link:
     """A server's link: the network's, except for the LINK_KEYS in `changes`."""
     common = {key: getattr(network, key) for key in LINK_KEYS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from bagua_bench.configuration import facts, units
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.configuration.network_shape import LINK_KEYS
+from bagua_bench.configuration.network_shape import LINK_KEYS, shape_of
 from bagua_bench.console.display import CONSOLE
 from bagua_bench.machine.scale import scale_model
 from bagua_bench.results import records
@@ -125,9 +126,17 @@ def _network(cell: Cell, found: dict[str, Any] | None) -> str:
     if cell.shrink != 1 or cell.haste != 1:
         lines.append(f"in the scale model: {asked(scale_model(cell))}")
     if found:
-        lines.append(f"measured: {measured(found)} ({found['backend']})")
+        lines.append(f"measured: {measured(found)} ({found['backend']}){_limits(cell)}")
         lines += (f"[yellow]{flag}[/yellow]" for flag in found["flags"])
     return "\n".join(lines)
+
+
+def _limits(cell: Cell) -> str:
+    """What holds single connections back, where it is not the links."""
+    shape = shape_of(scale_model(cell))
+    pairs = combinations(range(len(shape.links)), 2)
+    found = sorted({limit for a, b in pairs if (limit := shape.limit(a, b))})
+    return f"; one connection: held back by {', '.join(found)}" if found else ""
 
 
 def measured(found: dict[str, Any]) -> str:

@@ -54,15 +54,15 @@ class Shaped:
         if first := self._last is None:
             self._survey(watch)
         self._note("before", measured)
-        drops = network.backend.drops()
+        drops, passed = network.backend.drops(), network.backend.passed()
         watch({"phase": "starting"})
         result = self._train(cell, watch)
         measured["traffic"] = traffic.compare(result.ranks, cell.cluster.ranks_per_server)
         if cell.run.elastic is None:  # checkpoints are not counted
             measured["flags"] += traffic.flags(measured["traffic"])
         measured["drops"] = network.backend.drops() - drops
-        if measured["drops"] and not any(link.loss for link in network.shape.all_links):
-            measured["flags"].append(f"{measured['drops']} packets were dropped by a full queue")
+        measured["late"] = survey.late(passed, network.backend.passed())
+        measured["flags"] += survey.flags_within(measured["drops"], network.shape, measured["late"])
         if first or time.monotonic() - self._when > _FRESH:
             self._survey(watch)
             self._note("after", measured)

@@ -52,12 +52,21 @@ class LinkEmulator:
 
     def drops(self) -> int:
         """Number of packets so far that found a full queue or were lost; NetworkError if the emulator has ended."""
+        counters = self._counters()
+        return counters["drops"] + counters["lost"]
+
+    def passed(self) -> tuple[int, int]:
+        """How many packets it has passed on so far, and how many of them over 1 ms late; NetworkError as `drops`."""
+        counters = self._counters()
+        return counters["passed"], counters["late"]
+
+    def _counters(self) -> dict[str, int]:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # `_line` says so
             self._process.stdin.write("\n")
             self._process.stdin.flush()
         counters: dict[str, int] = json.loads(self._line())
-        return sum(counters.values())
+        return counters
 
     def _line(self) -> str:
         assert self._process.stdout is not None

@@ -58,6 +58,9 @@ class Netem:
         shown = [run(f"tc -s -j -n {namespace} qdisc show dev {device}") for namespace, device in self._devices]
         return sum(int(qdisc.get("drops", 0)) for text in shown for qdisc in json.loads(text))
 
+    def passed(self) -> None:
+        """Nothing, as the kernel passes packets on."""
+
     def close(self) -> None:
         """Do nothing: interfaces and qdiscs disappear with their namespaces."""
 

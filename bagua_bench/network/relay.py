@@ -25,6 +25,7 @@ from bagua_bench.network.tun import Tun
 from bagua_bench.network.wire import Flows, Port, wire_bytes
 
 _AT_ONCE = 32  # packets read at a time, before due ones are delivered
+_LATE = 1e-3  # seconds behind its time at which a packet counts as late
 _DESTINATION = 19  # where in an IPv4 packet the last byte of the address is: server number + 1
 
 _FLOW = slice(12, 24)  # where in an IPv4 packet without options the addresses and ports are
@@ -48,13 +49,15 @@ class Relay:
         self._header = devices[0].header
         self._events: list[Event] = []
         self._serial = 0
+        self._passed = self._late = 0
         self._servers = {device.fileno(): server for server, device in enumerate(devices)}
 
     def counters(self) -> dict[str, int]:
-        """Numbers of packets dropped by full queues and of packets lost as asked for."""
+        """Numbers of packets: dropped by full queues, lost as asked for, passed on, and passed on late."""
         drops = sum(port.drops for port in self._links) + sum(flows.drops for flows in self._flows)
         drops += sum(device.drops() for device in self._devices)
-        return {"drops": drops, "lost": sum(port.lost for port in self._links)}
+        lost = sum(port.lost for port in self._links)
+        return {"drops": drops, "lost": lost, "passed": self._passed, "late": self._late}
 
     def run(self) -> None:
         """Pass packets on until standard input ends."""
@@ -138,7 +141,9 @@ class Relay:
         self._serial += 1
         heapq.heappush(self._events, (when, self._serial, action))
 
-    def _write(self, server: int, packet: bytes, _: float) -> None:
+    def _write(self, server: int, packet: bytes, when: float) -> None:
+        self._passed += 1
+        self._late += time.monotonic() - when > _LATE
         try:
             self._devices[server].write(packet)
         except BlockingIOError:  # its receive queue is full

@@ -27,6 +27,9 @@ class Backend(Protocol):
     def drops(self) -> int:
         """Number of packets so far that found a full queue or were lost; NetworkError if the backend has ended."""
 
+    def passed(self) -> tuple[int, int] | None:
+        """How many packets it has passed on so far, and how many of them over 1 ms late; None where a kernel does."""
+
     def close(self) -> None:
         """End everything that deleting the namespaces would not end."""
 

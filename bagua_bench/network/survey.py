@@ -14,6 +14,7 @@ from bagua_bench.network.topology import tcp_of
 
 _ALL_PAIRS = 4  # with more servers than this, not every pair is probed
 _RATE_TOLERANCE = 0.1
+_LATE = 0.05  # share of the packets
 _RTT_TOLERANCE = (0.5e-3, 0.1)  # seconds, or this share of the round trip if that is more
 
 Pair = dict[str, Any]
@@ -57,6 +58,7 @@ def describe(network: Network) -> dict[str, Any]:
         "before": None,
         "after": None,
         "drops": None,
+        "late": None,
         "traffic": None,
         "flags": [],
     }
@@ -74,6 +76,22 @@ def flags(shape: Shape, frame: int, when: str, found: list[Pair]) -> Iterator[st
         least, part = _RTT_TOLERANCE
         if abs(pair["rtt"] - rtt) > max(least, part * rtt) + jitter:
             yield f"{name}: round trip of {pair['rtt'] * 1e3:.2f}ms instead of {rtt * 1e3:.2f}ms"
+
+
+def late(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+    """The share of the packets between two counts of `Backend.passed` that came late; None where nobody counts."""
+    if before is None or after is None:
+        return None
+    passed = after[0] - before[0]
+    return (after[1] - before[1]) / passed if passed else 0.0
+
+
+def flags_within(drops: int, shape: Shape, late: float | None) -> Iterator[str]:
+    """Lines on what went wrong during the run: packets that were dropped, or late, though nobody asked for it."""
+    if drops and not any(link.loss for link in shape.all_links):
+        yield f"{drops} packets were dropped by a full queue"
+    if late is not None and late > _LATE:
+        yield f"{late:.0%} of the packets came over 1 ms late: the emulator had too little processor time"
 
 
 def _fits(shape: Shape, a: int, b: int, ratio: float) -> bool:

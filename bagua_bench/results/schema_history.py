@@ -31,6 +31,8 @@ HISTORY = {
     9: "`config.run.elastic.regroup`: whether ranks that are left go on without a restart, false in older versions; "
     "`config.algo.about.regroups`; `config.algo.about.pairs` and `.unpaired` are gone: pairs take any number of ranks",
     10: "`disturbance`: what else kept the machine busy during a timed run, missing in older versions",
+    11: "`config.network.sites`: groups of servers, and the line of each to the others, missing where all are in one "
+    "place; `network.measured.late`: the share of packets that the emulator passed on late, missing in older versions",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -133,6 +135,10 @@ def _from_9(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
+def _from_10(record: dict[str, Any]) -> dict[str, Any]:
+    return record
+
+
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: _from_1,
     2: _from_2,
@@ -143,5 +149,6 @@ _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     7: _from_7,
     8: _from_8,
     9: _from_9,
+    10: _from_10,
 }
 """For each version, the migration to the next."""

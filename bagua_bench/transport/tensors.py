@@ -22,6 +22,7 @@ DTYPES = {
 }
 _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")  # in the order of reduce.h
 _AVG, _FIRST_BITS, _FLOATS = 1, 5, 4
+_OF_PAIRS = ("SUM", "AVG")  # what is done to complex numbers as to their parts
 
 
 class Dense:
@@ -46,12 +47,18 @@ class Dense:
             self.store()
 
 
+def as_real(x: Tensor) -> Tensor:
+    """The tensor, if it is complex as the pairs of its parts; both share their memory."""
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
 def numbers_of(x: Tensor, opts: Any) -> tuple[int, int]:
-    """The numbers of its type and of the operation; ValueError if these cannot be reduced."""
+    """The numbers of the type of `as_real`, and of the operation; ValueError if these cannot be reduced."""
     name = "SUM" if opts is None else opts.reduceOp.op.name
-    dtype = DTYPES.get(x.dtype)
+    dtype = DTYPES.get(x.dtype.to_real() if x.is_complex() else x.dtype)
     op = _OPS.index(name) if name in _OPS else None
-    fits = dtype is not None and op is not None and (op != _AVG or dtype < _FLOATS)
+    pairs = not x.is_complex() or name in _OF_PAIRS
+    fits = pairs and dtype is not None and op is not None and (op != _AVG or dtype < _FLOATS)
     if not fits or (op is not None and op >= _FIRST_BITS and dtype is not None and dtype < _FLOATS):
         raise ValueError(f"{NAME} cannot reduce {x.dtype} with {name}")
     assert dtype is not None and op is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,10 +14,13 @@ from torch import Tensor
 from bagua_bench.transport import environment
 from bagua_bench.transport.lane import Lane
 from bagua_bench.transport.native import NAME, Group, Piece, announce
-from bagua_bench.transport.tensors import DTYPES, Dense, numbers_of
-from bagua_bench.transport.work import Job, Message
+from bagua_bench.transport.tensors import DTYPES, Dense, as_real, numbers_of
+from bagua_bench.transport.work import Job, Message, Together
 
 _ProcessGroup: Any = dist.ProcessGroup  # its stubs know neither its overloads nor its newer names
+
+
+_Started = TypeVar("_Started", Job, Message)
 
 
 class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
@@ -32,6 +35,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, size)
         self._timeout = timeout.total_seconds()
         self._own_name = ""
+        self._batch: list[Job | Message] | None = None  # what was started since a batch began
         self._native = Group(rank, size)
         store.set(f"{NAME}/{rank}", self._native.handle)
         self._native.join([bytes(store.get(f"{NAME}/{r}")) for r in range(size)], self._timeout)
@@ -45,7 +49,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
 
         def one(x: Tensor) -> None:
             kind = numbers_of(x, opts)
-            with Dense(x) as data:
+            with Dense(as_real(x)) as data:
                 self._native.all_reduce(data.data_ptr(), data.numel(), *kind, self._limit(opts))
 
         return self._run(lambda: _for_each(one, tensors), tensors, opts)
@@ -60,7 +64,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
 
         def run() -> None:
             kind = numbers_of(x, opts)
-            with Dense(x) as data:
+            with Dense(as_real(x)) as data:
                 self._native.reduce(data.data_ptr(), data.numel(), *kind, opts.rootRank, self._limit(opts))
 
         return self._run(run, tensors, opts)
@@ -119,7 +123,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _reduce_parts(self, output: Tensor, parts: Tensor, opts: Any) -> None:
         kind = numbers_of(parts, opts)
-        self._native.reduce_scatter(parts.data_ptr(), parts[0].numel(), *kind, self._limit(opts))
+        self._native.reduce_scatter(parts.data_ptr(), as_real(parts)[0].numel(), *kind, self._limit(opts))
         output.copy_(parts[self.rank()].view(output.shape))
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Job:
@@ -197,7 +201,7 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         def done(data: Tensor = data) -> None:  # keeps the memory alive until then
             finish()
 
-        return Message(self._native, number, self._timeout, peer, done)
+        return self._started(Message(self._native, number, self._timeout, peer, done))
 
     def barrier(self, opts: Any = None) -> Job:
         """Nobody returns before all have called."""
@@ -254,7 +258,21 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
     def _run(self, call: Callable[[], Any], value: Any, opts: Any) -> Job:
         job = Job(self._lane, call, value)
         self._lane.run(job, getattr(opts, "asyncOp", True))
-        return job
+        return self._started(job)
+
+    def _started(self, work: _Started) -> _Started:
+        if self._batch is not None:
+            self._batch.append(work)
+        return work
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Begin a batch, as torch's coalescing manager does for a device; what is in it starts at once."""
+        self._batch = []
+
+    def _end_coalescing(self, device: torch.device) -> Together:
+        """End the batch; what is returned has ended when all of it has."""
+        batch, self._batch = self._batch or [], None
+        return Together(batch)
 
     def _limit(self, opts: Any) -> float:
         given = opts.timeout.total_seconds() if opts is not None else 0.0

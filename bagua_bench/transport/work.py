@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -135,3 +135,19 @@ class Message(Work):
     def source_rank(self) -> int:
         """The rank that a received message came from."""
         return self._source
+
+
+class Together(Work):
+    """Several operations and messages, as one."""
+
+    def __init__(self, parts: Sequence[Work]) -> None:
+        super().__init__()
+        self._parts = parts
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until all have ended; RuntimeError of the first that failed. The time is each one's."""
+        return all(part.wait() if timeout is None else part.wait(timeout) for part in self._parts)
+
+    def is_completed(self) -> bool:
+        """Whether all have ended."""
+        return all(part.is_completed() for part in self._parts)

@@ -204,6 +204,49 @@ def test_two_threads_wait_for_messages_at_once() -> None:
     run("bagua_net", 2, _two_waiters)
 
 
+def _complex(comm: TorchComm) -> None:
+    n, me = comm.size, comm.rank
+    parts = [torch.complex(_data(r, 6 * n, torch.float64, 2), _data(r, 6 * n, torch.float64, 3)) for r in range(n)]
+    total = torch.stack(parts).sum(0)
+    for op, wanted in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.AVG, total / n)):
+        everywhere, at_root, own, single = parts[me].clone(), parts[me].clone(), *torch.zeros(2, 6, dtype=total.dtype)
+        dist.all_reduce(everywhere, op, group=comm.group)
+        dist.reduce(at_root, op=op, group=comm.group, group_dst=1)
+        dist.reduce_scatter(own, [part.clone() for part in parts[me].view(n, -1)], op, group=comm.group)
+        dist.reduce_scatter_tensor(single, parts[me].clone(), op, group=comm.group)
+        assert torch.allclose(everywhere, wanted)
+        assert me != 1 or torch.allclose(at_root, wanted)
+        assert torch.allclose(own, wanted.view(n, -1)[me])
+        assert torch.allclose(single, wanted.view(n, -1)[me])
+    with pytest.raises(ValueError, match=r"bagua_net cannot reduce torch\.complex128 with PRODUCT"):
+        dist.reduce(parts[me].clone(), op=dist.ReduceOp.PRODUCT, group=comm.group, group_dst=0)
+
+
+def _batches(comm: TorchComm) -> None:
+    """As torch's own coalescing manager makes them, with a device and without."""
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    n, me = comm.size, comm.rank
+    for device in (None, torch.device("cpu")):
+        tensors = [torch.full((1000 * (k + 1),), float(me + k)) for k in range(5)]
+        with _coalescing_manager(comm.group, device):
+            for x in tensors:
+                dist.all_reduce(x, group=comm.group)
+        assert all((x == sum(range(n)) + n * k).all() for k, x in enumerate(tensors))
+        gathered = [torch.zeros(n * 3) for _ in range(2)]
+        with _coalescing_manager(comm.group, device, async_ops=True) as manager:
+            for k, out in enumerate(gathered):
+                dist.all_gather_into_tensor(out, torch.full((3,), float(me + k)), group=comm.group)
+        manager.wait()
+        assert [out.tolist() for out in gathered] == [[float(r + k) for r in range(n) for _ in range(3)] for k in (0, 1)]
+    came = torch.zeros(300_000)
+    with _coalescing_manager(comm.group, torch.device("cpu"), async_ops=True) as manager:
+        dist.isend(torch.full((300_000,), float(me)), group=comm.group, group_dst=(me + 1) % n)
+        dist.irecv(came, group=comm.group, group_src=(me - 1) % n)
+    manager.wait()
+    assert (came == (me - 1) % n).all()
+
+
 def _asynchronous(comm: TorchComm) -> None:
     tensors = [torch.full((1000 * (k + 1),), float(comm.rank)) for k in range(20)]
     works = [dist.all_reduce(x, group=comm.group, async_op=True) for x in tensors]
@@ -227,7 +270,7 @@ def _sub_groups(comm: TorchComm) -> None:
     assert float(x) == sum(r for r in range(comm.size) if r % 2 == comm.rank % 2)
 
 
-@pytest.mark.parametrize("body", [_lists, _strided, _messages, _asynchronous, _sub_groups], ids=lambda b: b.__name__)
+@pytest.mark.parametrize("body", [_lists, _strided, _messages, _complex, _batches, _asynchronous, _sub_groups], ids=lambda b: b.__name__)
 def test_other_calls(body: Callable[[TorchComm], None]) -> None:
     run("bagua_net", 4 if body is _sub_groups else 3, body)
 

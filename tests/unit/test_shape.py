@@ -218,6 +218,31 @@ def test_a_network_that_is_not_what_was_asked_for_is_flagged(
     assert list(survey.flags(of, 14, "after", found)) == expected
 
 
+@pytest.mark.parametrize(
+    ("asked", "limit"),
+    [
+        (["network.latency=1ms"], ""),
+        (["network.latency=100ms"], "its TCP window"),
+        (["network.latency=100ms", "network.tcp_window=64MiB"], ""),
+        (["network.loss=1%"], "loss"),
+        (["network.flow_rates=[10mbit]"], "the limits of single connections"),
+    ],
+)
+def test_what_holds_one_connection_back(asked: list[str], limit: str) -> None:
+    assert shape_of(resolved("network=1gbit", *asked)).limit(0, 1) == limit
+
+
+def test_a_disturbance_within_a_run_is_flagged() -> None:
+    assert survey.late((100, 3), (1100, 3)) == 0
+    assert survey.late((100, 3), (1100, 63)) == pytest.approx(0.06)
+    assert survey.late(None, None) is None
+    assert list(survey.flags_within(0, shape(), 0.04)) == list(survey.flags_within(7, shape(loss=0.01), None)) == []
+    assert list(survey.flags_within(7, shape(), 0.06)) == [
+        "7 packets were dropped by a full queue",
+        "6% of the packets came over 1 ms late: the emulator had too little processor time",
+    ]
+
+
 def rank(flat: float, inter: float, on_wire: int) -> RankResult:
     return RankResult(
         seconds=({}, {}),
