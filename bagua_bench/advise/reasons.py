@@ -48,7 +48,7 @@ def _seconds(setting: Setting, cluster: Cluster) -> float:
 def without_latency(cluster: Cluster) -> Cluster:
     """A cluster where no message takes time but for its bytes."""
     soon = replace(cluster.physics, latency=_NO_TIME, call=0.0, inside_hop=0.0)
-    return replace(cluster, network=cluster.network.but(latency=0.0, jitter=0.0), physics=soon)
+    return replace(cluster, network=cluster.network.at_once(), physics=soon)
 
 
 def _without_limits(cluster: Cluster) -> Cluster:

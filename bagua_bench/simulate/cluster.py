@@ -16,7 +16,11 @@ MSS = 1448
 
 @dataclass(frozen=True)
 class Links:
-    """What a cell asks of the links; bytes/s, seconds, fractions. `line` None: the cluster's own."""
+    """What a cell asks of the links; bytes/s, seconds, fractions. `line` None: the cluster's own.
+
+    Where servers differ, `latency` is half the longest round trip between two of them, `mean` what a message takes on
+    average to the next one in a ring, and the slowest line and the greatest loss count.
+    """
 
     line: float | None = None
     latency: float = 0.0
@@ -28,10 +32,16 @@ class Links:
     """Whether software adds the latency."""
     flow: float = math.inf
     """Most that one connection may carry; the slowest counts where they differ, as all wait for it."""
+    mean: float | None = None
+    """None: `latency`, as all are alike."""
     sites: int = 1
     far: Links | None = None
     """Between servers of two sites: what both their links and the sites' lines ask for, which all servers of a site
     share."""
+
+    def at_once(self) -> Links:
+        """The links without any latency."""
+        return self.but(latency=0.0, mean=None, jitter=0.0)
 
     def but(self, **values: Any) -> Links:
         """The links with other values, also between sites."""
@@ -90,8 +100,16 @@ class Cluster:
     @property
     def latency(self) -> float:
         """One-way latency between servers, seconds; with jitter, the latest of many messages counts."""
+        return self._late(self.network.latency)
+
+    @property
+    def mean_latency(self) -> float:
+        """The same from one server to the next, as the mean over a ring."""
+        return self.latency if self.network.mean is None else self._late(self.network.mean)
+
+    def _late(self, asked: float) -> float:
         late = self.network.jitter * math.sqrt(2 * math.log(max(self.layout.servers, 2)))
-        return self.physics.latency + self.network.latency + late
+        return self.physics.latency + asked + late
 
     def stall(self, nbytes: float, rate: float, limit: float = math.inf) -> float:
         """Time that a message of nbytes on one connection of `rate` waits for its window, at most `limit`, to open.
@@ -140,21 +158,24 @@ class Cluster:
 
 
 def cluster_of(cell: Cell, physics: Physics | None = None) -> Cluster:
-    """The cluster that a cell describes; where servers differ, the slowest link counts."""
+    """The cluster that a cell describes."""
     asked, cluster = cell.network, cell.cluster
     links = [link_of(asked, changes) for changes in cluster.server.values()]
-    if len(links) < cluster.servers:
-        links.append(link_of(asked))
+    others = cluster.servers - len(links)
+    links += [link_of(asked)] * min(others, 2)
+    latencies = sorted((link.latency for link in links), reverse=True)
+    mean = (sum(latencies) + max(others - 2, 0) * asked.latency) / cluster.servers
     rates = [link.bandwidth for link in links if link.bandwidth is not None]
     network = Links(
         line=min(rates) / 8 if rates else None,
-        latency=max(link.latency for link in links),
+        latency=sum(latencies[:2]) / len(latencies[:2]),
         jitter=max(link.jitter for link in links),
         loss=max(link.loss for link in links),
         congestion=asked.congestion,
         buffer=float(asked.tcp_window),
         software=asked.software_delay,
         flow=min(asked.flow_rates, default=math.inf) / 8,
+        mean=mean if len(set(latencies)) > 1 else None,
     )
     if asked.sites is not None:
         network = replace(network, sites=asked.sites.number, far=_between(network, asked.sites))
@@ -169,6 +190,7 @@ def _between(near: Links, sites: SitesPart) -> Links:
         near,
         line=min(rates, default=None),
         latency=near.latency + sites.latency,
+        mean=None if near.mean is None else near.mean + sites.latency,
         jitter=math.hypot(near.jitter, sites.jitter),
         loss=1 - (1 - near.loss) * (1 - sites.loss),
     )

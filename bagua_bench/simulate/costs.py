@@ -38,7 +38,7 @@ def without_hops(cluster: Cluster) -> Cluster:
 def wire(cluster: Cluster) -> Cluster:
     """A cluster without any latency: a call takes as long as its bytes are on the line."""
     near = without_hops(cluster)
-    at_once = replace(cluster.network.but(latency=0.0, jitter=0.0), line=cluster.line)
+    at_once = replace(cluster.network.at_once(), line=cluster.line)
     return replace(near, physics=replace(near.physics, latency=0.0), network=at_once)
 
 
@@ -154,7 +154,7 @@ def ring(hops: int, latency: float, transfer: float, cluster: Cluster) -> float:
 def around(cluster: Cluster) -> float:
     """Mean latency of a ring's hops, seconds: of n, as many are between sites as there are sites."""
     share = cluster.sites / cluster.layout.servers if cluster.sites > 1 else 0.0
-    return cluster.latency + share * (cluster.reach - cluster.latency)
+    return cluster.mean_latency + share * (cluster.reach - cluster.latency)
 
 
 def spread(nbytes: float, connections: int, cluster: Cluster, processes: int = 1) -> float:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from bagua_bench.configuration.physics import Physics
 from bagua_bench.machine.program import Collective
-from bagua_bench.simulate.cluster import MSS, Cluster, Layout, Links
+from bagua_bench.simulate.cluster import MSS, Cluster, Layout, Links, cluster_of
 from bagua_bench.simulate.costs import BETWEEN, seconds
+from tests.catalogue import resolved
 
 IDEAL = Physics(
     line=1e9,
@@ -286,3 +287,15 @@ def test_sites_are_never_faster_than_one_place(
     layout = Layout(m * sites, 2)
     one, several = (cost(kind, nbytes, Cluster(Physics(), links, layout)) for links in (near, apart))
     assert several >= one * (1 - 1e-9)
+
+
+def test_one_server_that_is_far_is_far_for_its_neighbours_alone() -> None:
+    """A ring passes it once a round; whoever talks to it waits for its link and for the other one's."""
+    asked = ["mode=simulate", "cluster.servers=4", "network.bandwidth=8gbit", "network.latency=1ms"]
+    cluster = cluster_of(resolved(*asked, "cluster.server.2.latency=5ms"))
+    assert cluster.network.latency == pytest.approx(3e-3)
+    assert cluster.network.mean == pytest.approx(2e-3)
+    assert cluster_of(resolved(*asked)).network.mean is None
+    one = replace(ideal(4), network=Links(1e9, 3.0, mean=2.0))
+    assert cost("all_reduce", 1000, one) == pytest.approx(6 * 2.0)
+    assert cost("all_to_all", 1000, one) == pytest.approx(3.0)
