@@ -171,11 +171,11 @@ def _crossing(found: Answer) -> str:
     if turn.upwards and rate is not None:
         return f"from about {rate} on {as_fast}"
     if turn.upwards and turn.both is not None:
-        return f"at no bandwidth of the line alone; with line and software {turn.both:.2g} times as fast {as_fast}"
+        return f"at no bandwidth{between or ' of the line'} alone; with line and software {turn.both:.2g} times as fast {as_fast}"
     if turn.upwards:
-        return f"at no bandwidth; with line and software 1024 times as fast {name} is {_times(turn.ratio)} times DDP"
+        return f"at no bandwidth{between}; with line and software 1024 times as fast {name} is {_times(turn.ratio)} times DDP"
     if rate is None:
-        return f"at no bandwidth: with a 1024th of it {name} is {_times(turn.ratio)} times DDP"
+        return f"at no bandwidth{between}: with a 1024th of it {name} is {_times(turn.ratio)} times DDP"
     return f"below about {rate} {name} is faster than DDP by more than {AS_GOOD - 1:.0%}"
 
 

@@ -127,9 +127,7 @@ def problems(cell: Cell) -> Iterator[str]:
             yield f"cluster.slow_ranks.{rank}={factor}: expected a factor on the rank's compute time, at least 1"
 
 
-def _link_problems(
-    path: str, given: Mapping[str, float | None], link: Link, common: str = "network"
-) -> Iterator[str]:
+def _link_problems(path: str, given: Mapping[str, float | None], link: Link, common: str = "network") -> Iterator[str]:
     """Problems of the given values, and of the link that they and those of the group `common` make."""
     bandwidth, loss = given.get("bandwidth"), given.get("loss")
     if bandwidth is not None and bandwidth < _LEAST_RATE:

@@ -113,7 +113,6 @@ class Shape:
         lossless = not any(link.loss for link in self.path(a, b))
         return lossless and not self.flow_rates and (self.rate(a, b) or 0.0) * self.rtt(a, b) / 8 <= self.tcp_window / 2
 
-
     def limit(self, a: int, b: int) -> str:
         """What holds a single connection between two servers back; empty if it is the links' rate, or nothing asked."""
         if any(link.loss for link in self.path(a, b)):

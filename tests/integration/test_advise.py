@@ -182,7 +182,7 @@ def test_sites_are_in_the_question_and_in_the_answer(tmp_path: Path) -> None:
     assert "25 Gbit/s, latency 0 ms + 0.015 ms of the cluster, 2 sites, between them 1 Gbit/s and 15 ms, TCP" in line
     asked = command(tmp_path, "bagua_bench.advise", "task=vgg16", "cluster.servers=4", *SITES)
     assert asked.returncode == 0, asked.stderr
-    assert " between the sites " in next(line for line in asked.stdout.splitlines() if line.startswith("turns:"))
+    assert " between the sites" in next(line for line in asked.stdout.splitlines() if line.startswith("turns:"))
     assert "network.sites=2 network.wan.bandwidth=1gbit network.wan.latency=15ms" in asked.stdout, "in the check"
 
 

@@ -238,7 +238,9 @@ def _batches(comm: TorchComm) -> None:
             for k, out in enumerate(gathered):
                 dist.all_gather_into_tensor(out, torch.full((3,), float(me + k)), group=comm.group)
         manager.wait()
-        assert [out.tolist() for out in gathered] == [[float(r + k) for r in range(n) for _ in range(3)] for k in (0, 1)]
+        assert [out.tolist() for out in gathered] == [
+            [float(r + k) for r in range(n) for _ in range(3)] for k in (0, 1)
+        ]
     came = torch.zeros(300_000)
     with _coalescing_manager(comm.group, torch.device("cpu"), async_ops=True) as manager:
         dist.isend(torch.full((300_000,), float(me)), group=comm.group, group_dst=(me + 1) % n)
@@ -270,7 +272,9 @@ def _sub_groups(comm: TorchComm) -> None:
     assert float(x) == sum(r for r in range(comm.size) if r % 2 == comm.rank % 2)
 
 
-@pytest.mark.parametrize("body", [_lists, _strided, _messages, _complex, _batches, _asynchronous, _sub_groups], ids=lambda b: b.__name__)
+@pytest.mark.parametrize(
+    "body", [_lists, _strided, _messages, _complex, _batches, _asynchronous, _sub_groups], ids=lambda b: b.__name__
+)
 def test_other_calls(body: Callable[[TorchComm], None]) -> None:
     run("bagua_net", 4 if body is _sub_groups else 3, body)
 
