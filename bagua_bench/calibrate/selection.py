@@ -72,6 +72,7 @@ def condition(cell: Cell) -> str:
         "limits of single connections": bool(network.flow_rates),
         "loss": any(link.get("loss") for link in links),
         "jitter": any(link.get("jitter") for link in links),
+        "unequal latencies": any(link.get("latency") for link in cluster.server.values()),
         "unequal links": bool(cluster.server),
         "a slow rank": bool(cluster.slow_ranks),
         "the engine's own buckets": run.bucket_size is None and not facts.algorithm(cell.algo).peer,
