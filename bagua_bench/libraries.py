@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_PLUGIN = Path(__file__).resolve().parent / "transport/libnccl-net-bagua.so"
+NAME = "libnccl-net-bagua.so"
+_PLUGIN = Path(__file__).resolve().parent / "transport" / NAME
 
 
 def plugin() -> Path:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from typing import Any
 
-from bagua_bench.transport import check_gpu, environment
+from bagua_bench.transport import check_gpu, environment, watch
 
 
 def main() -> int:
@@ -19,10 +20,13 @@ def main() -> int:
     ):
         one = commands.add_parser(name, help=text, description=text)
         one.add_argument("--streams", type=int, default=4, help="TCP streams between two ranks (default %(default)s)")
+    _add_watch(commands)
     options = parser.parse_args()
     if options.command == "check-gpu":
         return check_gpu.run(options.streams)
     try:
+        if options.command == "watch":
+            return watch.run(options.processes, options.seconds, options.once, options.json)
         variables = environment.for_nccl(options.streams)
     except RuntimeError as error:
         print(f"bagua_bench.transport: {error}", file=sys.stderr)
@@ -30,6 +34,24 @@ def main() -> int:
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")
     return 0
+
+
+def _add_watch(commands: Any) -> None:
+    text = "show what the TCP connections of running jobs carry now"
+    one = commands.add_parser("watch", help=text, description=watch.__doc__)
+    one.add_argument(
+        "processes", nargs="*", type=int, metavar="PID", help="default: yours that have loaded Bagua-Net, all of them"
+    )
+    one.add_argument("--seconds", type=_seconds, default=1.0, help="from one look to the next (default %(default)s)")
+    one.add_argument("--once", action="store_true", help="look twice, print, and end")
+    one.add_argument("--json", action="store_true", help="the same as JSON: seconds, bytes, bytes/s")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text}: must be positive")
+    return value
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bagua_bench.transport import watch
 from tests.catalogue import HOME
 from tests.transport.conftest import NEWEST
 from tools.transport import compiled
@@ -63,3 +65,58 @@ def test_the_harness_is_compiled_again_when_a_source_is_newer(
     monkeypatch.setattr(compiled, "_LIBRARY", library)
     with Pair(compiled.harness(), built[1], NEWEST) as pair:
         pair.link()
+
+
+TALKS = """
+import sys, torch, torch.distributed as dist, bagua_bench.transport
+rank, place = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("bagua_net", init_method=f"file://{place}", rank=rank, world_size=2)
+x = torch.ones(1 << 20)
+while True:
+    dist.all_reduce(x, op=dist.ReduceOp.MAX)
+"""
+
+
+def test_watch_shows_what_the_streams_of_a_running_job_carry(built: tuple[Path, Path], tmp_path: Path) -> None:
+    environment = {**os.environ, "BAGUA_NET_STREAMS": "3", "NCCL_SOCKET_IFNAME": "=lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TALKS, str(rank), str(tmp_path / "meeting")],
+            cwd=HOME, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        for rank in ranks[:1]:
+            assert rank.stderr is not None
+            assert "bagua_net in use" in rank.stderr.readline()
+        pids = [str(rank.pid) for rank in ranks]
+        done = command("bagua_bench.transport", "watch", *pids, "--json", "--seconds=2")
+        assert done.returncode == 0, done.stderr
+        flows = json.loads(done.stdout)
+        assert {flow["process"] for flow in flows} == {rank.pid for rank in ranks}
+        assert all(flow["rank"] == str(pids.index(str(flow["process"]))) for flow in flows)
+        far = {(flow["peer"], flow["local"]): flow for flow in flows}
+        busy = [flow for flow in flows if flow["sent"] > 1e6]
+        assert busy, "an all-reduce in a loop sends"
+        for flow in busy:  # what one end sends the other one receives; the two are not read at the same moment
+            assert far[flow["local"], flow["peer"]]["received"] == pytest.approx(flow["sent"], rel=0.5)
+            assert flow["rtt"] > 0
+        shown = command("bagua_bench.transport", "watch", pids[0], "--once")
+        assert shown.returncode == 0, shown.stderr
+        assert "round trip" in shown.stdout
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    gone = command("bagua_bench.transport", "watch", pids[0], "--once")
+    assert gone.returncode == 1
+    assert f"process {pids[0]}: no such process" in gone.stdout
+
+
+def test_what_the_kernel_says_of_connections_becomes_rates() -> None:
+    before = watch.Connection(7, "1", "127.0.0.1:5", "127.0.0.1:6", 1000, 0, 0, 0, 1e-3, 2)
+    after = replace(before, sent=5000, received=200, queued=300, again=6)
+    other = replace(before, local="127.0.0.1:8")
+    [flow] = watch.flows([before], [after, other], 2.0)
+    assert (flow.sent, flow.received, flow.again, flow.queued) == (2000, 100, 2, 300)

@@ -1,0 +1,195 @@
+"""`bagua-bench transport watch [PID ...]`: the TCP connections of running jobs, and what each carries now.
+
+What is shown is the kernel's own account (`ss`, of Debian's iproute2), so that a job needs no preparation: any process
+can be watched, whatever its transport; those of other network namespaces by root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from bagua_bench import libraries
+from bagua_bench.configuration import units
+
+_LIST = ("ss", "-HOtinp", "state", "established")
+_OWNERS = re.compile(r"pid=(\d+),fd=(\d+)")
+_ENDS = re.compile(r"^\s*\d+\s+(?P<queued>\d+)\s+(?P<local>\S+)\s+(?P<peer>\S+)")
+_NUMBER = {key: re.compile(rf"\b{key}:(\d+)") for key in ("bytes_sent", "bytes_received", "notsent")}
+_RTT = re.compile(r"\brtt:([\d.]+)/")
+_AGAIN = re.compile(r"\bretrans:\d+/(\d+)")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One TCP connection of a process since it was opened: bytes, seconds, segments that were sent again."""
+
+    process: int
+    rank: str
+    """As the launcher numbers it; empty if none did."""
+    local: str
+    peer: str
+    sent: int
+    received: int
+    queued: int
+    """Bytes that were written and not acknowledged yet."""
+    waiting: int
+    """Of these, those that the kernel has not sent yet."""
+    rtt: float
+    again: int
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A connection during a time: bytes/s both ways and segments/s sent again; the rest as at its end."""
+
+    process: int
+    rank: str
+    local: str
+    peer: str
+    sent: float
+    received: float
+    queued: int
+    waiting: int
+    rtt: float
+    again: float
+
+
+def processes() -> list[int]:
+    """This user's processes that have loaded Bagua-Net."""
+    name, found = libraries.NAME, []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if folder.stat().st_uid == os.getuid() and name in (folder / "maps").read_text():
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def connections(pids: Sequence[int]) -> list[Connection]:
+    """All TCP connections of some processes that live. RuntimeError if they cannot be listed."""
+    if shutil.which("ss") is None:
+        raise RuntimeError("needs ss; Debian's package iproute2")
+    places: dict[int, list[int]] = {}
+    for pid in pids:
+        with suppress(OSError):
+            places.setdefault(os.stat(f"/proc/{pid}/ns/net").st_ino, []).append(pid)
+    own = os.stat("/proc/self/ns/net").st_ino
+    return [one for place, there in places.items() for one in _in_one_place(there, place == own)]
+
+
+def _in_one_place(pids: Sequence[int], own: bool) -> Iterator[Connection]:
+    prefix = [] if own else ["nsenter", "-t", str(pids[0]), "-n"]
+    done = subprocess.run([*prefix, *_LIST], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "ss failed")
+    ranks = {pid: _rank(pid) for pid in pids}
+    for line in done.stdout.splitlines():
+        ends = _ENDS.match(line)
+        owners = {int(pid) for pid, _ in _OWNERS.findall(line)} & set(pids)
+        if ends is None or not owners:
+            continue
+        pid, counted = min(owners), {key: _first(pattern, line) for key, pattern in _NUMBER.items()}
+        yield Connection(
+            process=pid,
+            rank=ranks[pid],
+            local=ends["local"],
+            peer=ends["peer"],
+            sent=int(counted["bytes_sent"]),
+            received=int(counted["bytes_received"]),
+            queued=int(ends["queued"]),
+            waiting=int(counted["notsent"]),
+            rtt=_first(_RTT, line) / 1e3,
+            again=int(_first(_AGAIN, line)),
+        )
+
+
+def _first(pattern: re.Pattern[str], line: str) -> float:
+    """What the kernel leaves out is zero."""
+    found = pattern.search(line)
+    return float(found[1]) if found else 0.0
+
+
+def _rank(pid: int) -> str:
+    with suppress(OSError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            name, _, value = variable.partition(b"=")
+            if name == b"RANK":
+                return value.decode()
+    return ""
+
+
+def flows(before: Sequence[Connection], after: Sequence[Connection], seconds: float) -> list[Flow]:
+    """What the connections that were there both times carried meanwhile; the busiest first."""
+    known = {(one.process, one.local, one.peer): one for one in before}
+    found = []
+    for now in after:
+        then = known.get((now.process, now.local, now.peer))
+        if then is None:
+            continue
+        found.append(
+            Flow(
+                **{key: getattr(now, key) for key in ("process", "rank", "local", "peer", "queued", "waiting", "rtt")},
+                sent=(now.sent - then.sent) / seconds,
+                received=(now.received - then.received) / seconds,
+                again=(now.again - then.again) / seconds,
+            )
+        )
+    return sorted(found, key=lambda flow: -(flow.sent + flow.received))
+
+
+def table(found: Sequence[Flow]) -> Group:
+    """Those that carry something; how many others there are below."""
+    busy = [flow for flow in found if flow.sent or flow.received or flow.queued]
+    shown = Table("process", "rank", "from", "to", *("sent", "received", "unacknowledged", "unsent", "round trip"))
+    shown.add_column("sent again")
+    for flow in busy:
+        rates = [f"{units.amount(rate, units.SIZES)}/s" if rate else "" for rate in (flow.sent, flow.received)]
+        queues = [units.amount(nbytes, units.SIZES) if nbytes else "" for nbytes in (flow.queued, flow.waiting)]
+        again = f"{flow.again:.3g} segments/s" if flow.again else ""
+        ends = (str(flow.process), flow.rank, flow.local, flow.peer)
+        shown.add_row(*ends, *rates, *queues, units.duration(flow.rtt), again)
+    idle = len(found) - len(busy)
+    return Group(shown, Text(f"{idle} more connections, idle" if idle else ""))
+
+
+def run(pids: Sequence[int], seconds: float, once: bool, as_json: bool) -> int:
+    """Show the connections until interrupted, or once; 0, or 1 if there is nothing to watch."""
+    console = Console()
+    chosen = list(pids) or processes()
+    gone = [pid for pid in chosen if not Path(f"/proc/{pid}").exists()]
+    if gone or not chosen:
+        what = f"process {gone[0]}: no such process" if gone else "no process of yours has loaded Bagua-Net"
+        console.print(f"transport watch: {what}; allowed: any process of yours, by its number", style="red")
+        return 1
+    before, began = connections(chosen), time.monotonic()
+
+    def measured() -> list[Flow]:
+        nonlocal before, began
+        time.sleep(seconds)
+        after, now = connections(list(pids) or processes()), time.monotonic()
+        found = flows(before, after, now - began)
+        before, began = after, now
+        return found
+
+    if as_json:
+        print(json.dumps([asdict(flow) for flow in measured()], indent=1))
+    elif once:
+        console.print(table(measured()))
+    else:
+        with suppress(KeyboardInterrupt), Live(table(measured()), console=console, auto_refresh=False) as live:
+            while list(pids) or processes():
+                live.update(table(measured()), refresh=True)
+    return 0
