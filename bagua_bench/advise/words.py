@@ -168,14 +168,16 @@ def _crossing(found: Answer) -> str:
     between = " between the sites" * (found.base.network.sites is not None)
     rate = None if turn.bandwidth is None else f"{amount(turn.bandwidth, RATES)}{between}"
     as_fast = f"DDP is as fast as {name}, within {AS_GOOD - 1:.0%}"
+    times = f"{name} is {_times(turn.ratio)} times DDP"
     if turn.upwards and rate is not None:
         return f"from about {rate} on {as_fast}"
     if turn.upwards and turn.both is not None:
-        return f"at no bandwidth{between or ' of the line'} alone; with line and software {turn.both:.2g} times as fast {as_fast}"
+        where = between or " of the line"
+        return f"at no bandwidth{where} alone; with line and software {turn.both:.2g} times as fast {as_fast}"
     if turn.upwards:
-        return f"at no bandwidth{between}; with line and software 1024 times as fast {name} is {_times(turn.ratio)} times DDP"
+        return f"at no bandwidth{between}; with line and software 1024 times as fast {times}"
     if rate is None:
-        return f"at no bandwidth{between}: with a 1024th of it {name} is {_times(turn.ratio)} times DDP"
+        return f"at no bandwidth{between}: with a 1024th of it {times}"
     return f"below about {rate} {name} is faster than DDP by more than {AS_GOOD - 1:.0%}"
 
 

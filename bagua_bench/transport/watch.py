@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from rich.text import Text
 from bagua_bench import libraries
 from bagua_bench.configuration import units
 
+_WIDE = 160  # columns where there is no terminal
 _LIST = ("ss", "-HOtinp", "state", "established")
 _OWNERS = re.compile(r"pid=(\d+),fd=(\d+)")
 _ENDS = re.compile(r"^\s*\d+\s+(?P<queued>\d+)\s+(?P<local>\S+)\s+(?P<peer>\S+)")
@@ -85,8 +87,8 @@ def connections(pids: Sequence[int]) -> list[Connection]:
     places: dict[int, list[int]] = {}
     for pid in pids:
         with suppress(OSError):
-            places.setdefault(os.stat(f"/proc/{pid}/ns/net").st_ino, []).append(pid)
-    own = os.stat("/proc/self/ns/net").st_ino
+            places.setdefault(Path(f"/proc/{pid}/ns/net").stat().st_ino, []).append(pid)
+    own = Path("/proc/self/ns/net").stat().st_ino
     return [one for place, there in places.items() for one in _in_one_place(there, place == own)]
 
 
@@ -153,21 +155,22 @@ def flows(before: Sequence[Connection], after: Sequence[Connection], seconds: fl
 def table(found: Sequence[Flow]) -> Group:
     """Those that carry something; how many others there are below."""
     busy = [flow for flow in found if flow.sent or flow.received or flow.queued]
-    shown = Table("process", "rank", "from", "to", *("sent", "received", "unacknowledged", "unsent", "round trip"))
-    shown.add_column("sent again")
+    shown = Table("process", "rank", "connection")
+    for name in ("sent", "received", "queued", "unsent", "round trip", "sent again"):
+        shown.add_column(name, justify="right")
     for flow in busy:
         rates = [f"{units.amount(rate, units.SIZES)}/s" if rate else "" for rate in (flow.sent, flow.received)]
         queues = [units.amount(nbytes, units.SIZES) if nbytes else "" for nbytes in (flow.queued, flow.waiting)]
-        again = f"{flow.again:.3g} segments/s" if flow.again else ""
-        ends = (str(flow.process), flow.rank, flow.local, flow.peer)
-        shown.add_row(*ends, *rates, *queues, units.duration(flow.rtt), again)
+        again = f"{flow.again:.3g}/s" if flow.again else ""
+        ends = f"{flow.local} -> {flow.peer}"
+        shown.add_row(str(flow.process), flow.rank, ends, *rates, *queues, units.duration(flow.rtt), again)
     idle = len(found) - len(busy)
     return Group(shown, Text(f"{idle} more connections, idle" if idle else ""))
 
 
 def run(pids: Sequence[int], seconds: float, once: bool, as_json: bool) -> int:
     """Show the connections until interrupted, or once; 0, or 1 if there is nothing to watch."""
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
     chosen = list(pids) or processes()
     gone = [pid for pid in chosen if not Path(f"/proc/{pid}").exists()]
     if gone or not chosen:

@@ -112,6 +112,9 @@ def test_watch_shows_what_the_streams_of_a_running_job_carry(built: tuple[Path, 
     gone = command("bagua_bench.transport", "watch", pids[0], "--once")
     assert gone.returncode == 1
     assert f"process {pids[0]}: no such process" in gone.stdout
+    wrong = command("bagua_bench.transport", "watch", "--seconds=0")
+    assert wrong.returncode == 2
+    assert "0: must be positive" in wrong.stderr.splitlines()[-1]
 
 
 def test_what_the_kernel_says_of_connections_becomes_rates() -> None:
