@@ -39,16 +39,14 @@ def assumptions(cell: Cell) -> str:
 
 def _sites(cell: Cell) -> list[str]:
     """What is between sites: '2 sites, between them 1 Gbit/s and 15 ms'."""
-    sites = cell.network.sites
-    if sites is None:
+    sites, wan = cell.network.sites, cell.network.wan
+    if sites == 1:
         return []
     also = "".join(
-        f", {key} {network_settings.text(key, getattr(sites, key))}"
-        for key in ("jitter", "loss")
-        if getattr(sites, key)
+        f", {key} {network_settings.text(key, getattr(wan, key))}" for key in ("jitter", "loss") if getattr(wan, key)
     )
-    rate = "no limit" if sites.bandwidth is None else amount(sites.bandwidth, RATES)
-    return [f"{sites.number} sites, between them {rate} and {duration(sites.latency)}{also}"]
+    rate = "no limit" if wan.bandwidth is None else amount(wan.bandwidth, RATES)
+    return [f"{sites} sites, between them {rate} and {duration(wan.latency)}{also}"]
 
 
 def _model(cell: Cell) -> str:

@@ -165,7 +165,7 @@ def _crossing(found: Answer) -> str:
     turn, name = found.crossing, found.challenger
     if turn is None:
         return ""
-    between = " between the sites" * (found.base.network.sites is not None)
+    between = " between the sites" * (found.base.network.sites > 1)
     rate = None if turn.bandwidth is None else f"{amount(turn.bandwidth, RATES)}{between}"
     as_fast = f"DDP is as fast as {name}, within {AS_GOOD - 1:.0%}"
     times = f"{name} is {_times(turn.ratio)} times DDP"

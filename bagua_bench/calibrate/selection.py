@@ -68,7 +68,7 @@ def condition(cell: Cell) -> str:
     links = [{"loss": network.loss, "jitter": network.jitter}, *cluster.server.values()]
     found = {
         f"transport {cell.transport.name}": cell.transport.backend != "gloo",
-        "several sites": network.sites is not None,
+        "several sites": network.sites > 1,
         "limits of single connections": bool(network.flow_rates),
         "loss": any(link.get("loss") for link in links),
         "jitter": any(link.get("jitter") for link in links),

@@ -16,7 +16,11 @@ _NOT_IDENTITY = {"run": ("results",), "algo": ("about",), "task": ("about", "cac
 _CAME_LATER: Mapping[str, Mapping[str, Any]] = {
     "run": {"channels": 1, "elastic": {"regroup": False}},
     "compute": {"haste": 1.0},
-    "network": {"software_delay": False},
+    "network": {
+        "software_delay": False,
+        "sites": 1,
+        "wan": {"bandwidth": None, "latency": 0.0, "jitter": 0.0, "loss": 0.0},
+    },
     "task": {"sampler": None, "batching": "mixed", "samples": None},
 }
 """Keys that older versions did not have, with the value that stands for their behaviour."""
@@ -125,10 +129,9 @@ class ClusterPart:
 
 
 @dataclass(frozen=True)
-class SitesPart:
-    """Groups of as many servers, and the line of each group to the others, as a link of `NetworkPart`."""
+class WanPart:
+    """The line of every site to the others, as a link of `NetworkPart`."""
 
-    number: int
     bandwidth: float | None
     latency: float
     jitter: float
@@ -150,8 +153,9 @@ class NetworkPart:
     backend: Literal["auto", "netem", "link", "none"]
     software_delay: bool = False
     """Whether software on the servers adds the latency (simulated: at most the cluster's rate `shaped`)."""
-    sites: SitesPart | None = None
-    """None: all servers are in one place."""
+    sites: int = 1
+    """Groups of as many servers, each in a place of its own."""
+    wan: WanPart = WanPart(None, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)

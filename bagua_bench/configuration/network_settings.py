@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bagua_bench.configuration import plain, units
-from bagua_bench.configuration.cell import Cell, ClusterPart, NetworkPart, SitesPart
+from bagua_bench.configuration.cell import Cell, ClusterPart, NetworkPart, WanPart
 from bagua_bench.configuration.network_shape import LINK_KEYS, MOST_SERVERS, Link, link_of
 
 _UNITS: dict[str, Mapping[str, float]] = {
@@ -32,13 +32,12 @@ def parts(network: Mapping[str, Any], cluster: Mapping[str, Any]) -> tuple[Netwo
     for key, example in (("server", "server.1.bandwidth=100mbit"), ("slow_ranks", "slow_ranks.1=1.5")):
         if not isinstance(cluster[key], dict):
             raise ValueError(f"cluster.{key}={cluster[key]}: expected a number after it, as in cluster.{example}")
-    rest = {key: value for key, value in network.items() if key not in ("sites", "wan")}
     plain_network = {
-        **rest,
+        **network,
         **_plain_link("network", {key: network[key] for key in LINK_KEYS}),
         "tcp_window": int(units.parse("network.tcp_window", network["tcp_window"], units.BYTES)),
         "flow_rates": [units.parse("network.flow_rates", r, units.BITS_PER_SECOND) for r in network["flow_rates"]],
-        "sites": _sites(network["sites"], _plain_link(_WAN, network["wan"])),
+        "wan": _plain_link(_WAN, network["wan"]),
     }
     plain_cluster = {
         **cluster,
@@ -51,27 +50,14 @@ def parts(network: Mapping[str, Any], cluster: Mapping[str, Any]) -> tuple[Netwo
     return (replace(made[0], backend="none"), made[1]) if nothing else made
 
 
-def _sites(number: int, wan: Mapping[str, float | None]) -> dict[str, float | None] | None:
-    """The sites and their lines to each other; None if there is one. ValueError for a line that leads nowhere."""
-    if number != 1:
-        return {"number": number, **wan}
-    for key, value in wan.items():
-        if value:
-            raise ValueError(
-                f"{_WAN}.{key}={text(key, value)}: network.sites=1 has no line to another; allowed: 2 or more"
-            )
-    return None
-
-
 def _links(network: NetworkPart, cluster: ClusterPart) -> Iterator[tuple[str, Mapping[str, float | None]]]:
     """Where values of links are given, and the values."""
     yield "network", _values(network)
-    if network.sites is not None:
-        yield _WAN, _values(network.sites)
+    yield _WAN, _values(network.wan)
     yield from ((f"cluster.server.{number}", link) for number, link in cluster.server.items())
 
 
-def _values(given: NetworkPart | SitesPart) -> dict[str, float | None]:
+def _values(given: NetworkPart | WanPart) -> dict[str, float | None]:
     return {key: getattr(given, key) for key in LINK_KEYS}
 
 
@@ -89,10 +75,10 @@ def problems(cell: Cell) -> Iterator[str]:
     network, cluster = cell.network, cell.cluster
     asked = _asked(network, cluster)
     real, servers, sites = cell.mode != "simulate", cluster.server.items(), network.sites
-    if sites is not None and (sites.number < 1 or cluster.servers % sites.number):
+    if sites < 1 or cluster.servers % sites:
         fits = ", ".join(str(number) for number in range(1, cluster.servers + 1) if cluster.servers % number == 0)
         servers_given = f"cluster.servers={cluster.servers}"
-        yield f"network.sites={sites.number}: {servers_given} do not fill them equally; allowed: {fits}"
+        yield f"network.sites={sites}: {servers_given} do not fill them equally; allowed: {fits}"
     if real and network.backend == "none" and asked:
         yield f"{asked}: network.backend=none shapes nothing; allowed: auto, netem, link"
     if real and network.backend != "none" and not 2 <= cluster.servers <= MOST_SERVERS:
@@ -116,8 +102,10 @@ def problems(cell: Cell) -> Iterator[str]:
                 f"{path}.loss={text('loss', loss)}; allowed: 1"
             )
     yield from _link_problems("network", _values(network), link_of(network))
-    if sites is not None:
-        yield from _link_problems(_WAN, _values(sites), link_of(sites), _WAN)
+    yield from _link_problems(_WAN, _values(network.wan), link_of(network.wan), _WAN)
+    for key, value in _values(network.wan).items() if sites == 1 else ():
+        if value:
+            yield f"{_WAN}.{key}={text(key, value)}: network.sites=1 has no line to another; allowed: 2 or more"
     for server, changes in servers:
         yield from _not_below(f"cluster.server.{server}", server, cluster.servers)
         yield from _link_problems(f"cluster.server.{server}", changes, link_of(network, changes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagua_bench.configuration.cell import Cell, NetworkPart, SitesPart
+from bagua_bench.configuration.cell import Cell, NetworkPart, WanPart
 
 MTU = 1500
 HEADERS = 52
@@ -122,7 +122,7 @@ class Shape:
         return "" if self.rate(a, b) is None or self.can_fill(a, b) else "its TCP window"
 
 
-def link_of(network: NetworkPart | SitesPart, changes: Mapping[str, float | None] | None = None) -> Link:
+def link_of(network: NetworkPart | WanPart, changes: Mapping[str, float | None] | None = None) -> Link:
     """A server's link: the network's, except for the LINK_KEYS in `changes`."""
     common = {key: getattr(network, key) for key in LINK_KEYS}
     return Link(**{**common, **(changes or {})})
@@ -139,8 +139,8 @@ def shape_of(cell: Cell) -> Shape:
         connections=cluster.ranks_per_server**2 * (cluster.servers - 1),
         seed=cell.run.seed,
         flow_rates=network.flow_rates,
-        sites=1 if network.sites is None else network.sites.number,
-        wan=None if network.sites is None else link_of(network.sites),
+        sites=network.sites,
+        wan=link_of(network.wan) if network.sites > 1 else None,
     )
 
 

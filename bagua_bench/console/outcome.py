@@ -155,9 +155,9 @@ def asked(cell: Cell) -> str:
     parts = [_link({key: getattr(cell.network, key) for key in LINK_KEYS}) or nothing]
     if flows := ", ".join(units.amount(rate, units.RATES) for rate in cell.network.flow_rates):
         parts.append(f"single connections {flows}")
-    if (sites := cell.network.sites) is not None:
-        between = _link({key: getattr(sites, key) for key in LINK_KEYS}) or "no limits"
-        parts.append(f"{sites.number} sites, between them {between}")
+    if cell.network.sites > 1:
+        between = _link({key: getattr(cell.network.wan, key) for key in LINK_KEYS}) or "no limits"
+        parts.append(f"{cell.network.sites} sites, between them {between}")
     parts += (f"server {number}: {_link(link)}" for number, link in cell.cluster.server.items())
     return "; ".join(parts)
 

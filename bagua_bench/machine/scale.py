@@ -30,10 +30,7 @@ def scale_model(cell: Cell) -> Cell:
     shorter = {key: _shorter(f"algo.{key}", algo.options[key], cell.haste) for key in declared.in_time}
     links = cell.cluster.server.items()
     servers = {number: {key: _scaled(key, link[key], cell) for key in link} for number, link in links}
-    size, sites = cell.run.bucket_size, network.sites
-    if sites is not None:
-        own = {key: _scaled(key, getattr(sites, key), cell) for key in ("bandwidth", *_TIMES)}
-        sites = replace(sites, **own)  # type: ignore[arg-type]
+    size, wan = cell.run.bucket_size, network.wan
     return replace(
         cell,
         network=replace(
@@ -43,7 +40,12 @@ def scale_model(cell: Cell) -> Cell:
             jitter=network.jitter / cell.haste,
             flow_rates=tuple(rate * cell.haste / cell.shrink for rate in network.flow_rates),
             tcp_window=int(network.tcp_window / cell.shrink),
-            sites=sites,
+            wan=replace(
+                wan,
+                bandwidth=_scaled("bandwidth", wan.bandwidth, cell),
+                latency=wan.latency / cell.haste,
+                jitter=wan.jitter / cell.haste,
+            ),
         ),
         cluster=replace(cell.cluster, server=servers),
         run=replace(cell.run, bucket_size=None if size is None else int(size / cell.shrink)),

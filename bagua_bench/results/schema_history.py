@@ -31,13 +31,15 @@ HISTORY = {
     9: "`config.run.elastic.regroup`: whether ranks that are left go on without a restart, false in older versions; "
     "`config.algo.about.regroups`; `config.algo.about.pairs` and `.unpaired` are gone: pairs take any number of ranks",
     10: "`disturbance`: what else kept the machine busy during a timed run, missing in older versions",
-    11: "`config.network.sites`: groups of servers, and the line of each to the others, missing where all are in one "
-    "place; `network.measured.late`: the share of packets that the emulator passed on late, missing in older versions",
+    11: "`config.network.sites` and `.wan`: groups of servers, and the line of each to the others; 1 in older "
+    "versions; `network.measured.late`: the share of packets that the emulator passed on late, missing in older "
+    "versions",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
 """The version that is written."""
 
+_NO_WAN = {"bandwidth": None, "latency": 0.0, "jitter": 0.0, "loss": 0.0}
 _PRESET = {
     "peers": "all",
     "compress_single_rank": True,
@@ -136,7 +138,8 @@ def _from_9(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_10(record: dict[str, Any]) -> dict[str, Any]:
-    return record
+    config = record["config"]
+    return {**record, "config": {**config, "network": {**config["network"], "sites": 1, "wan": _NO_WAN}}}
 
 
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bagua_bench.configuration.cell import Cell, SitesPart
+from bagua_bench.configuration.cell import Cell, WanPart
 from bagua_bench.configuration.network_shape import link_of
 from bagua_bench.configuration.physics import BUFFER, Physics, physics_of
 
@@ -177,20 +177,20 @@ def cluster_of(cell: Cell, physics: Physics | None = None) -> Cluster:
         flow=min(asked.flow_rates, default=math.inf) / 8,
         mean=mean if len(set(latencies)) > 1 else None,
     )
-    if asked.sites is not None:
-        network = replace(network, sites=asked.sites.number, far=_between(network, asked.sites))
+    if asked.sites > 1:
+        network = replace(network, sites=asked.sites, far=_between(network, asked.wan))
     physics = physics_of(cluster, cell.transport.name) if physics is None else physics
     return Cluster(physics, network, Layout(cluster.servers, cluster.ranks_per_server))
 
 
-def _between(near: Links, sites: SitesPart) -> Links:
+def _between(near: Links, wan: WanPart) -> Links:
     """What two servers of different sites see of their own links and of the sites' lines."""
-    rates = [rate for rate in (near.line, sites.bandwidth and sites.bandwidth / 8) if rate is not None]
+    rates = [rate for rate in (near.line, wan.bandwidth and wan.bandwidth / 8) if rate is not None]
     return replace(
         near,
         line=min(rates, default=None),
-        latency=near.latency + sites.latency,
-        mean=None if near.mean is None else near.mean + sites.latency,
-        jitter=math.hypot(near.jitter, sites.jitter),
-        loss=1 - (1 - near.loss) * (1 - sites.loss),
+        latency=near.latency + wan.latency,
+        mean=None if near.mean is None else near.mean + wan.latency,
+        jitter=math.hypot(near.jitter, wan.jitter),
+        loss=1 - (1 - near.loss) * (1 - wan.loss),
     )

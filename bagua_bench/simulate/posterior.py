@@ -56,7 +56,7 @@ class Posterior:
     def beyond(self, cell: Cell) -> list[str]:
         """Settings of a cell that lie outside the points: 'network.latency=100 ms (points: 0 ms to 5 ms)'."""
         asked, sites = settings(cell), cell.network.sites
-        apart = [] if sites is None else [f"network.sites={sites.number} (points: 1)"]
+        apart = [f"network.sites={sites} (points: 1)"] if sites > 1 else []
         return apart + [
             f"{key}={_words(key, asked[key])} (points: {_words(key, low)} to {_words(key, high)})"
             for key, (low, high) in self.domain.items()

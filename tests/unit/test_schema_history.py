@@ -17,6 +17,7 @@ from tests.catalogue import HOME, constructor
 
 FIXTURES = HOME / "tests" / "fixtures" / "records"
 OLDER = range(1, SCHEMA)
+NO_WAN = {"bandwidth": None, "latency": 0.0, "jitter": 0.0, "loss": 0.0}
 
 
 def old(version: int) -> list[dict[str, Any]]:
@@ -71,7 +72,7 @@ def filled(group: str, values: Any) -> Any:
     added = {
         "run": {"precision": "fp32", "channels": 1},
         "compute": {"haste": 1.0},
-        "network": {"software_delay": False},
+        "network": {"software_delay": False, "sites": 1, "wan": NO_WAN},
     }
     if group == "run" and values.get("elastic"):
         values = {**values, "elastic": {"regroup": False, **values["elastic"]}}
