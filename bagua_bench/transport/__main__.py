@@ -7,7 +7,10 @@ import shlex
 import sys
 from typing import Any
 
-from bagua_bench.transport import check_gpu, environment, watch
+from bagua_bench.transport import check_gpu, environment
+
+_WATCH = """Show what the TCP connections of running jobs carry now, by the kernel's own account: of any process, whatever
+its transport. Those of other network namespaces need root."""
 
 
 def main() -> int:
@@ -26,6 +29,8 @@ def main() -> int:
         return check_gpu.run(options.streams)
     try:
         if options.command == "watch":
+            from bagua_bench.transport import watch  # needs more than torch, which is all that check-gpu needs
+
             return watch.run(options.processes, options.seconds, options.once, options.json)
         variables = environment.for_nccl(options.streams)
     except RuntimeError as error:
@@ -38,7 +43,7 @@ def main() -> int:
 
 def _add_watch(commands: Any) -> None:
     text = "show what the TCP connections of running jobs carry now"
-    one = commands.add_parser("watch", help=text, description=watch.__doc__)
+    one = commands.add_parser("watch", help=text, description=_WATCH)
     one.add_argument(
         "processes", nargs="*", type=int, metavar="PID", help="default: yours that have loaded Bagua-Net, all of them"
     )

@@ -67,7 +67,7 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
     (["mode=simulate", "run.fused_optimizer=true"], ["run.fused_optimizer=true", "mode=measure"]),
     (["algo=ddp", "run.overlap=false"], ["run.overlap=false", "algo=ddp"]),
     (["network=2gbit"], ["network=2gbit", "write network.bandwidth=2gbit"]),
-    (["network=slow"], ["network=slow", "1gbit", "none, wan"]),
+    (["network=slow"], ["network=slow", "1gbit", "none, two_sites, wan"]),
     (["network.bandwidth=fast"], ["network.bandwidth=fast", "a number and a unit (bit, kbit"]),
     (["network.bandwidth=1gbit", "network.backend=none"], ["network.bandwidth=1gbit", "allowed: auto, netem, link"]),
     (["network.bandwidth=1gb"], ["network.bandwidth=1gb", "as in 1gbit"]),
