@@ -9,8 +9,8 @@ from typing import Any
 
 from bagua_bench.transport import check_gpu, environment
 
-_WATCH = """Show what the TCP connections of running jobs carry now, by the kernel's own account: of any process, whatever
-its transport. Those of other network namespaces need root."""
+_WATCH = """Show what the TCP connections of running jobs carry now, by the kernel's own account: of any
+process, whatever its transport. Those of other network namespaces need root."""
 
 
 def main() -> int:
