@@ -96,7 +96,7 @@ def _line(cluster: Cluster) -> float:
 
 
 def _wider(cluster: Cluster, factor: float) -> Cluster:
-    """Between sites, too, a server's link is not wider than asked for: see `_line`."""
+    """With `_line` so many times as fast; where that is the line between sites, servers' own links stay as they are."""
     network, line = cluster.network, factor * _line(cluster)
     if network.far is not None:
         return replace(cluster, network=replace(network, far=replace(network.far, line=line)))

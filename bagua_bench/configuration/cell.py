@@ -129,8 +129,8 @@ class ClusterPart:
 
 
 @dataclass(frozen=True)
-class WanPart:
-    """The line of every site to the others, as a link of `NetworkPart`."""
+class LinkPart:
+    """A link: bits/s each way (None: no limit), seconds one way, seconds, a share."""
 
     bandwidth: float | None
     latency: float
@@ -155,7 +155,8 @@ class NetworkPart:
     """Whether software on the servers adds the latency (simulated: at most the cluster's rate `shaped`)."""
     sites: int = 1
     """Groups of as many servers, each in a place of its own."""
-    wan: WanPart = WanPart(None, 0.0, 0.0, 0.0)
+    wan: LinkPart = LinkPart(None, 0.0, 0.0, 0.0)
+    """Of every site to the others."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bagua_bench.configuration import plain, units
-from bagua_bench.configuration.cell import Cell, ClusterPart, NetworkPart, WanPart
+from bagua_bench.configuration.cell import Cell, ClusterPart, LinkPart, NetworkPart
 from bagua_bench.configuration.network_shape import LINK_KEYS, MOST_SERVERS, Link, link_of
 
 _UNITS: dict[str, Mapping[str, float]] = {
@@ -57,7 +57,7 @@ def _links(network: NetworkPart, cluster: ClusterPart) -> Iterator[tuple[str, Ma
     yield from ((f"cluster.server.{number}", link) for number, link in cluster.server.items())
 
 
-def _values(given: NetworkPart | WanPart) -> dict[str, float | None]:
+def _values(given: NetworkPart | LinkPart) -> dict[str, float | None]:
     return {key: getattr(given, key) for key in LINK_KEYS}
 
 

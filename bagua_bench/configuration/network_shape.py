@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagua_bench.configuration.cell import Cell, NetworkPart, WanPart
+from bagua_bench.configuration.cell import Cell, LinkPart, NetworkPart
 
 MTU = 1500
 HEADERS = 52
@@ -22,13 +22,8 @@ _PACKETS = 16  # least number of packets in a window
 
 
 @dataclass(frozen=True)
-class Link:
-    """A server's link. The rate holds in both directions; latency, jitter and loss only for incoming packets."""
-
-    bandwidth: float | None  # bits/s; None is unlimited
-    latency: float  # seconds, one way
-    jitter: float  # seconds, standard deviation of the latency
-    loss: float  # fraction of packets
+class Link(LinkPart):
+    """A link as it is built. The rate holds in both directions; latency, jitter and loss only for incoming packets."""
 
     def queue(self, windows: int) -> int:
         """Bytes that may wait for the link or be on it: 1.5 times its bandwidth-delay product plus all TCP windows.
@@ -122,7 +117,7 @@ class Shape:
         return "" if self.rate(a, b) is None or self.can_fill(a, b) else "its TCP window"
 
 
-def link_of(network: NetworkPart | WanPart, changes: Mapping[str, float | None] | None = None) -> Link:
+def link_of(network: NetworkPart | LinkPart, changes: Mapping[str, float | None] | None = None) -> Link:
     """A server's link: the network's, except for the LINK_KEYS in `changes`."""
     common = {key: getattr(network, key) for key in LINK_KEYS}
     return Link(**{**common, **(changes or {})})

@@ -147,8 +147,8 @@ class ClusterKeys:
 
 
 @dataclass
-class WanKeys:
-    """The line of every site to the others."""
+class LinkKeys:
+    """A link. Rates and times are texts with units."""
 
     bandwidth: Optional[str] = None  # noqa: UP045  OmegaConf reads it
     latency: str = "0ms"
@@ -157,20 +157,16 @@ class WanKeys:
 
 
 @dataclass
-class NetworkKeys:
-    """The links between the servers, one per server. Rates, times and sizes are texts with units."""
+class NetworkKeys(LinkKeys):
+    """The links between the servers, one per server, and of every site to the others (`wan`). Sizes have units, too."""
 
-    bandwidth: Optional[str] = None  # noqa: UP045  OmegaConf reads it
-    latency: str = "0ms"
-    jitter: str = "0ms"
-    loss: str = "0%"
     congestion: Congestion = Congestion.cubic
     tcp_window: str = "4MiB"
     flow_rates: list[str] = field(default_factory=list)  # limits of a server's single TCP connections, in turn
     backend: Backend = Backend.auto
     software_delay: bool = False  # simulated: the latency is added by software, such as tc netem on the servers
     sites: int = 1  # groups of as many servers; servers of one group are consecutive
-    wan: WanKeys = field(default_factory=WanKeys)
+    wan: LinkKeys = field(default_factory=LinkKeys)
 
 
 @dataclass

@@ -7,6 +7,9 @@ from typing import Any
 
 from bagua_bench.processes.together import PartFailed
 
+STOPS = "stops here"
+"""What a rank prints that is about to stop."""
+
 Check = dict[str, Any]
 COPY_SHARE = 0.7
 """Share of a copy's bandwidth that a codec should reach."""
@@ -27,6 +30,12 @@ def failed(name: str, error: Exception) -> Check:
     """A check that broke; its data are the last lines of what its processes printed."""
     logs = error.logs if isinstance(error, PartFailed) else None
     return {"name": name, "status": "failed", "detail": str(error) or type(error).__name__, "data": logs}
+
+
+def lost(name: str, error: PartFailed) -> Check:
+    """Whether a rank had stopped, and the other one ended in time."""
+    stopped = any(STOPS in log.splitlines() for log in error.logs)
+    return failed(name, error) if error.late or not stopped else passed(name, f"the other ends: {error}")
 
 
 def codecs(rows: Sequence[dict[str, Any]]) -> list[Check]:

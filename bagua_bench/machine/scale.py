@@ -6,9 +6,10 @@ No torch import.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from bagua_bench.configuration import facts, units
-from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.cell import Cell, LinkPart, NetworkPart
 
 _TIMES = ("latency", "jitter")  # of a link
 
@@ -30,27 +31,25 @@ def scale_model(cell: Cell) -> Cell:
     shorter = {key: _shorter(f"algo.{key}", algo.options[key], cell.haste) for key in declared.in_time}
     links = cell.cluster.server.items()
     servers = {number: {key: _scaled(key, link[key], cell) for key in link} for number, link in links}
-    size, wan = cell.run.bucket_size, network.wan
+    size = cell.run.bucket_size
     return replace(
         cell,
         network=replace(
             network,
-            bandwidth=_scaled("bandwidth", network.bandwidth, cell),
-            latency=network.latency / cell.haste,
-            jitter=network.jitter / cell.haste,
+            **_link(network, cell),
             flow_rates=tuple(rate * cell.haste / cell.shrink for rate in network.flow_rates),
             tcp_window=int(network.tcp_window / cell.shrink),
-            wan=replace(
-                wan,
-                bandwidth=_scaled("bandwidth", wan.bandwidth, cell),
-                latency=wan.latency / cell.haste,
-                jitter=wan.jitter / cell.haste,
-            ),
+            wan=replace(network.wan, **_link(network.wan, cell)),
         ),
         cluster=replace(cell.cluster, server=servers),
         run=replace(cell.run, bucket_size=None if size is None else int(size / cell.shrink)),
         algo=replace(algo, options={**algo.options, **smaller, **shorter}),
     )
+
+
+def _link(given: NetworkPart | LinkPart, cell: Cell) -> dict[str, Any]:
+    """The values of a link in the scale model."""
+    return {key: _scaled(key, getattr(given, key), cell) for key in ("bandwidth", *_TIMES)}
 
 
 def _scaled(key: str, value: float | None, cell: Cell) -> float | None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bagua_bench.configuration.cell import Cell, WanPart
+from bagua_bench.configuration.cell import Cell, LinkPart
 from bagua_bench.configuration.network_shape import link_of
 from bagua_bench.configuration.physics import BUFFER, Physics, physics_of
 
@@ -183,7 +183,7 @@ def cluster_of(cell: Cell, physics: Physics | None = None) -> Cluster:
     return Cluster(physics, network, Layout(cluster.servers, cluster.ranks_per_server))
 
 
-def _between(near: Links, wan: WanPart) -> Links:
+def _between(near: Links, wan: LinkPart) -> Links:
     """What two servers of different sites see of their own links and of the sites' lines."""
     rates = [rate for rate in (near.line, wan.bandwidth and wan.bandwidth / 8) if rate is not None]
     return replace(

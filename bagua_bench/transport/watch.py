@@ -28,7 +28,7 @@ from bagua_bench.configuration import units
 
 _WIDE = 160  # columns where there is no terminal
 _LIST = ("ss", "-HOtinp", "state", "established")
-_OWNERS = re.compile(r"pid=(\d+),fd=(\d+)")
+_OWNER = re.compile(r"\bpid=(\d+)")
 _ENDS = re.compile(r"^\s*\d+\s+(?P<queued>\d+)\s+(?P<local>\S+)\s+(?P<peer>\S+)")
 _NUMBER = {key: re.compile(rf"\b{key}:(\d+)") for key in ("bytes_sent", "bytes_received", "notsent")}
 _RTT = re.compile(r"\brtt:([\d.]+)/")
@@ -100,7 +100,7 @@ def _in_one_place(pids: Sequence[int], own: bool) -> Iterator[Connection]:
     ranks = {pid: _rank(pid) for pid in pids}
     for line in done.stdout.splitlines():
         ends = _ENDS.match(line)
-        owners = {int(pid) for pid, _ in _OWNERS.findall(line)} & set(pids)
+        owners = set(map(int, _OWNER.findall(line))) & set(pids)
         if ends is None or not owners:
             continue
         pid, counted = min(owners), {key: _first(pattern, line) for key, pattern in _NUMBER.items()}
@@ -169,20 +169,22 @@ def table(found: Sequence[Flow]) -> Group:
 
 
 def run(pids: Sequence[int], seconds: float, once: bool, as_json: bool) -> int:
-    """Show the connections until interrupted, or once; 0, or 1 if there is nothing to watch."""
+    """Show the connections until interrupted, or until the processes have ended, or once; 0.
+
+    RuntimeError if there is nothing to watch.
+    """
     console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
-    chosen = list(pids) or processes()
-    gone = [pid for pid in chosen if not Path(f"/proc/{pid}").exists()]
-    if gone or not chosen:
-        what = f"process {gone[0]}: no such process" if gone else "no process of yours has loaded Bagua-Net"
-        console.print(f"transport watch: {what}; allowed: any process of yours, by its number", style="red")
-        return 1
+    if missing := [pid for pid in pids if not _lives(pid)]:
+        raise RuntimeError(f"process {missing[0]}: no such process; allowed: those of yours, by their numbers")
+    if not (chosen := list(pids) or processes()):
+        raise RuntimeError("no process of yours has loaded Bagua-Net; any other one by its number")
     before, began = connections(chosen), time.monotonic()
 
     def measured() -> list[Flow]:
-        nonlocal before, began
+        nonlocal chosen, before, began
         time.sleep(seconds)
-        after, now = connections(list(pids) or processes()), time.monotonic()
+        chosen = [pid for pid in pids if _lives(pid)] or ([] if pids else processes())
+        after, now = connections(chosen), time.monotonic()
         found = flows(before, after, now - began)
         before, began = after, now
         return found
@@ -193,6 +195,10 @@ def run(pids: Sequence[int], seconds: float, once: bool, as_json: bool) -> int:
         console.print(table(measured()))
     else:
         with suppress(KeyboardInterrupt), Live(table(measured()), console=console, auto_refresh=False) as live:
-            while list(pids) or processes():
+            while chosen:
                 live.update(table(measured()), refresh=True)
     return 0
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

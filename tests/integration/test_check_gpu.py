@@ -75,6 +75,18 @@ def test_rehearsal_runs_every_part_and_is_marked_as_one(tmp_path: Path) -> None:
         assert status[name] == "passed"
 
 
+@pytest.mark.parametrize(
+    ("logs", "late", "status"),
+    [
+        (["timed out", f"\n{verdicts.STOPS}\n"], False, "passed"),
+        (["waits", verdicts.STOPS], True, "failed"),
+        (["ImportError", "ImportError"], False, "failed"),  # before anything had stopped
+    ],
+)
+def test_the_loss_of_a_rank_passes_only_if_it_was_lost(logs: list[str], late: bool, status: str) -> None:
+    assert verdicts.lost("lost", PartFailed("why", logs, late))["status"] == status
+
+
 def test_a_part_that_does_not_exist_is_named(tmp_path: Path) -> None:
     done = check(tmp_path, "--rehearse", "--parts", "codec")
     assert done.returncode == 2

@@ -91,6 +91,10 @@ def test_watch_shows_what_the_streams_of_a_running_job_carry(built: tuple[Path, 
             assert rank.stderr is not None
             assert "bagua_net in use" in rank.stderr.readline()
         pids = [str(rank.pid) for rank in ranks]
+        lasting = subprocess.Popen(
+            [sys.executable, "-m", "bagua_bench.transport", "watch", *pids, "--seconds=0.2"],
+            cwd=HOME, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
         done = command("bagua_bench.transport", "watch", *pids, "--json", "--seconds=2")
         assert done.returncode == 0, done.stderr
         flows = json.loads(done.stdout)
@@ -111,7 +115,9 @@ def test_watch_shows_what_the_streams_of_a_running_job_carry(built: tuple[Path, 
             rank.communicate()
     gone = command("bagua_bench.transport", "watch", pids[0], "--once")
     assert gone.returncode == 1
-    assert f"process {pids[0]}: no such process" in gone.stdout
+    assert gone.stderr.startswith(f"bagua_bench.transport: process {pids[0]}: no such process; allowed: ")
+    lasting.communicate(timeout=60)
+    assert lasting.returncode == 0, "it ends with what it watches"
     wrong = command("bagua_bench.transport", "watch", "--seconds=0")
     assert wrong.returncode == 2
     assert "0: must be positive" in wrong.stderr.splitlines()[-1]
