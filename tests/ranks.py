@@ -99,7 +99,9 @@ def _process(descriptors: Sequence[int], given: bytes) -> None:
     store = dist.FileStore(str(Path(folder) / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     try:
-        result = body(TorchComm.create(backend, limit, per_server), *args)
+        comm = TorchComm.create(backend, limit, per_server)
+        dist.barrier(comm.group)  # a rank that ends at once would hang up on others that still connect to it
+        result = body(comm, *args)
     except BaseException as error:
         error.add_note(traceback.format_exc()) if hasattr(error, "add_note") else None
         result = error
