@@ -34,8 +34,9 @@ class Autotune:
 
     sample_steps: of an algorithm that communicates every k-th step, a multiple of k.
     warmup_steps: steps before the first sample; more than an algorithm's own warm-up.
-    first: settings to try first, keyed as `Study.trials`, best first; where there are none, what the engine was made
-    with. A value that is missing is the engine's (of an empty one all are), one that cannot be had the nearest.
+    first: settings to try first, keyed as `Study.trials`, best first, each once; where there are none, what the engine
+    was made with. A value that is missing is the engine's (of an empty one all are); one that cannot be had, the nearest
+    that can.
     scale: how many times smaller the model is than the one that sizes are said of (a scale model).
     """
 
@@ -83,11 +84,13 @@ class Tuner:
             raise ValueError(
                 f"autotune: {type(engine.algorithm).__name__} has nothing to tune on {engine.comm.size} ranks"
             )
+        self._own_size = engine.plan.bucket_size
         self._search: Search | None = None
         if not engine.comm.rank:
             present = self._possible(self._present())
-            first = [present | self._possible(values) for values in asked.first]
-            self._search = Search(self.space, asked.seed, first or [present])
+            first = [present | self._possible(values) for values in asked.first] or [present]
+            once = [values for number, values in enumerate(first) if values not in first[:number]]
+            self._search = Search(self.space, asked.seed, once)
         self._ready: dict[str, None] = {}
         self._began: Any = None
         self._spans: list[tuple[Any, Any]] = []
@@ -150,18 +153,26 @@ class Tuner:
 
     def _take(self, values: Values) -> None:
         plan, algorithm = self._engine.plan, self._engine.algorithm
-        size = None if "bucket_size_2p" not in values else math.ceil(2 ** values["bucket_size_2p"] / self._asked.scale)
+        size = self._size(values["bucket_size_2p"]) if "bucket_size_2p" in values else None
         plan.change(size, values.get("channels"), {key: values[key] for key in self._engine.comm.choices})
         if "hierarchical" in values:
             algorithm.hierarchical = bool(values["hierarchical"])  # type: ignore[attr-defined]
         self._engine.rebuild()
 
+    def _size(self, power: int) -> int:
+        """Bytes of a bucket of the engine. The power nearest to the size that it was made with stands for that size."""
+        if self._own_size is not None and power == self._nearest(self._own_size):
+            return self._own_size
+        return math.ceil((1 << power) / self._asked.scale)
+
+    def _nearest(self, size: int) -> int:
+        return round(math.log2(max(1, size * self._asked.scale)))
+
     def _present(self) -> Values:
-        """The setting that the engine has."""
-        plan, size = self._engine.plan, self._engine.plan.bucket_size
+        """The setting that the engine was made with."""
         return {
-            "bucket_size_2p": math.floor(math.log2(max(1, (size or 1) * self._asked.scale))),
-            "channels": plan.number,
+            "bucket_size_2p": self._nearest(self._own_size or 1),
+            "channels": self._engine.plan.number,
             "hierarchical": int(getattr(self._engine.algorithm, "hierarchical", False)),
             **self._engine.comm.settings,
         }

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from bagua_bench.results.result import Trial, Values
 
-_AT_RANDOM = 6  # trials before the model of the score is used, those that were given first among them
+_BEFORE_MODEL = 3  # trials before the model of the score is used: those that were given first, then some at random
 
 
 def require() -> None:
@@ -34,7 +34,7 @@ class Search:
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.GPSampler(seed=seed, n_startup_trials=_AT_RANDOM)
+            sampler = optuna.samplers.GPSampler(seed=seed, n_startup_trials=_BEFORE_MODEL)
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
         for values in first:
             self._study.enqueue_trial(dict(values))
