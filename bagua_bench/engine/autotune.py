@@ -35,8 +35,8 @@ class Autotune:
     sample_steps: of an algorithm that communicates every k-th step, a multiple of k.
     warmup_steps: steps before the first sample; more than an algorithm's own warm-up.
     first: settings to try first, keyed as `Study.trials`, best first, each once; where there are none, what the engine
-    was made with. A value that is missing is the engine's (of an empty one all are); one that cannot be had, the nearest
-    that can.
+    was made with. A value that is missing is the engine's (of an empty one all are); one that cannot be had, the
+    nearest that can.
     scale: how many times smaller the model is than the one that sizes are said of (a scale model).
     """
 

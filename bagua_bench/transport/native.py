@@ -12,6 +12,8 @@ from bagua_bench import libraries
 
 NAME = "bagua_net"
 """The name by which torch.distributed knows the transport."""
+ANY = -1
+"""Instead of a rank: whoever sends."""
 HANDLE = 128
 """Size in bytes of what a rank publishes so that others can connect."""
 _P, _I, _L, _Z = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
@@ -31,7 +33,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "reduce_scatter": (_I, [_P, _P, _Z, _I, _I, _L]),
     "move": (_I, [_P, _P, _Z, _L]),
     "start": (ctypes.c_uint64, [_P, _I, _I, _P, _Z, ctypes.c_uint32]),
-    "wait": (_I, [_P, ctypes.c_uint64, _L, ctypes.POINTER(_I)]),
+    "wait": (_I, [_P, ctypes.c_uint64, _L, ctypes.POINTER(_I), ctypes.POINTER(_I)]),
     "report": (_I, [_P, _I, _I, _P, _I]),
 }
 
@@ -132,13 +134,13 @@ class Group:
             raise ValueError(f"bagua_net: rank {piece.peer} is not another rank of this group of {self.size}")
         return number
 
-    def wait(self, number: int, timeout: float) -> bool:
-        """Whether the message ends within this time; RuntimeError if it fails."""
-        code = _I()
-        ended = self._lib.bagua_net_wait(self._group, number, _ns(timeout), ctypes.byref(code))
-        if ended:
-            self._check("message", code.value)
-        return bool(ended)
+    def wait(self, number: int, timeout: float) -> int | None:
+        """The other rank, once the message has ended; None if it has not within this time. RuntimeError if it fails."""
+        code, peer = _I(), _I()
+        if not self._lib.bagua_net_wait(self._group, number, _ns(timeout), ctypes.byref(code), ctypes.byref(peer)):
+            return None
+        self._check("message", code.value)
+        return peer.value
 
     def describe(self) -> str:
         """Streams and interfaces in use."""

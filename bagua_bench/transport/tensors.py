@@ -31,6 +31,8 @@ class Dense:
     def __init__(self, x: Tensor, load: bool = True) -> None:
         if x.device.type != "cpu":
             raise ValueError(f"{NAME} moves CPU tensors, not {x.device}; use nccl with transport=nccl_bagua_net")
+        if x.layout != torch.strided:
+            raise ValueError(f"{NAME} moves dense tensors, not {x.layout}; use gloo")
         self._x = x
         self.data = x if x.is_contiguous() else x.contiguous() if load else torch.empty(x.shape, dtype=x.dtype)
 

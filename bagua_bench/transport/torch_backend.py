@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bagua_bench.transport import environment
 from bagua_bench.transport.lane import Lane
-from bagua_bench.transport.native import NAME, Group, Piece, announce
+from bagua_bench.transport.native import ANY, NAME, Group, Piece, announce
 from bagua_bench.transport.tensors import DTYPES, Dense, as_real, numbers_of
 from bagua_bench.transport.work import Job, Message, Together
 
@@ -84,6 +84,15 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         def run() -> None:
             for out, x in zip(outputs, inputs, strict=True):
                 self._gather_all(out, x, opts)
+
+        return self._run(run, outputs, opts)
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Job:
+        """Several tensors of every rank to all, as one list for each rank."""
+
+        def run() -> None:
+            for number, x in enumerate(inputs):
+                self._gather_all([out[number] for out in outputs], x, opts)
 
         return self._run(run, outputs, opts)
 
@@ -195,13 +204,20 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         dense = Dense(tensors[0], load=False)
         return self._message(src, False, dense.data, tag, dense.store)
 
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Message:
+        """Receive the next message with this tag, from whichever rank has sent one; ranks take turns.
+
+        It fails when all other ranks are lost, not when one is.
+        """
+        return self.recv(tensors, ANY, tag)
+
     def _message(self, peer: int, sending: bool, data: Tensor, tag: int, finish: Callable[[], None]) -> Message:
         number = self._native.start(Piece(peer, sending, data.data_ptr(), data.nbytes), tag)
 
         def done(data: Tensor = data) -> None:  # keeps the memory alive until then
             finish()
 
-        return self._started(Message(self._native, number, self._timeout, peer, done))
+        return self._started(Message(self._native, number, self._timeout, done))
 
     def barrier(self, opts: Any = None) -> Job:
         """Nobody returns before all have called."""

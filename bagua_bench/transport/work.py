@@ -109,11 +109,11 @@ class Job(Work):
 class Message(Work):
     """A message between two ranks; `finish` is called once, when it has arrived."""
 
-    def __init__(self, group: Group, number: int, timeout: float, source: int, finish: Callable[[], None]) -> None:
+    def __init__(self, group: Group, number: int, timeout: float, finish: Callable[[], None]) -> None:
         super().__init__()
-        self._group, self._number, self._timeout, self._source = group, number, timeout, source
+        self._group, self._number, self._timeout = group, number, timeout
         self._finish = finish
-        self._ended = False
+        self._peer: int | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until it has ended; RuntimeError if it failed or took too long."""
@@ -123,18 +123,20 @@ class Message(Work):
         return True
 
     def _poll(self, seconds: float) -> bool:
-        if not self._ended and self._group.wait(self._number, seconds):
-            self._ended = True
+        if self._peer is None and (peer := self._group.wait(self._number, seconds)) is not None:
+            self._peer = peer
             self._finish()
-        return self._ended
+        return self._peer is not None
 
     def is_completed(self) -> bool:
         """Whether it has ended."""
         return self._poll(0)
 
-    def source_rank(self) -> int:
-        """The rank that a received message came from."""
-        return self._source
+    def _source_rank(self) -> int:
+        """The rank that a message has come from, for torch; RuntimeError before it has arrived."""
+        if self._peer is None:
+            raise RuntimeError("bagua_net message: it has not arrived yet")
+        return self._peer
 
 
 class Together(Work):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -141,6 +142,11 @@ def _strided(comm: TorchComm) -> None:
     columns = [torch.zeros(1000, 2)[:, 1] for _ in range(comm.size)]
     dist.all_gather(columns, x, group=comm.group)
     assert all(torch.equal(column, x) for column in columns)
+    several = [[torch.ones(1000), torch.ones(0), torch.ones(2)] for _ in range(comm.size)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch means to remove it
+        dist.all_gather_coalesced(several, [x, torch.ones(0), torch.full((2,), float(comm.rank))], group=comm.group)
+    assert all(torch.equal(a, x) and not len(b) and c.tolist() == [r, r] for r, (a, b, c) in enumerate(several))
 
 
 def _messages(comm: TorchComm) -> None:
@@ -222,6 +228,22 @@ def _complex(comm: TorchComm) -> None:
         dist.reduce(parts[me].clone(), op=dist.ReduceOp.PRODUCT, group=comm.group, group_dst=0)
 
 
+def _from_anyone(comm: TorchComm) -> None:
+    """Rank 0 takes what comes: whole messages, each sender's in order, without a word who sends when."""
+    n, me, counts = comm.size, comm.rank, (1, 3_000_000, 5000, 0)
+    if me:
+        for number, count in enumerate(counts):
+            dist.send(torch.full((count + 1,), float(100 * me + number)), group=comm.group, group_dst=0)
+        return
+    seen: dict[int, int] = {}
+    into = torch.zeros(max(counts) + 1)
+    for _ in range(len(counts) * (n - 1)):
+        sender = dist.recv(into, group=comm.group)
+        number = seen[sender] = seen.get(sender, -1) + 1
+        assert (into[: counts[number] + 1] == 100 * sender + number).all()
+    assert seen == dict.fromkeys(range(1, n), len(counts) - 1)
+
+
 def _batches(comm: TorchComm) -> None:
     """As torch's own coalescing manager makes them, with a device and without."""
     from torch.distributed.distributed_c10d import _coalescing_manager
@@ -273,10 +295,50 @@ def _sub_groups(comm: TorchComm) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [_lists, _strided, _messages, _complex, _batches, _asynchronous, _sub_groups], ids=lambda b: b.__name__
+    "body",
+    [_lists, _strided, _messages, _from_anyone, _complex, _batches, _asynchronous, _sub_groups],
+    ids=lambda body: body.__name__,
 )
 def test_other_calls(body: Callable[[TorchComm], None]) -> None:
     run("bagua_net", 4 if body is _sub_groups else 3, body)
+
+
+def _in_order_of_start(comm: TorchComm) -> list[int]:
+    """Rank 0 waits for a message from anyone with tag 0, then for tags 1 and 0 from rank 1, which sends later."""
+    if comm.rank:
+        time.sleep(0.3)
+        for number, tag in enumerate((0, 1, 0)):
+            dist.send(torch.tensor([number]), group=comm.group, group_dst=0, tag=tag)
+        return []
+    came = [torch.zeros(1, dtype=torch.int64) for _ in range(3)]
+    works = [comm.group.recv_anysource([came[0]], 0)]
+    works += [dist.irecv(x, group=comm.group, group_src=1, tag=tag) for x, tag in zip(came[1:], (1, 0), strict=True)]
+    for work in works:
+        work.wait()
+    return [int(x) for x in came]
+
+
+def test_a_message_from_anyone_is_not_taken_by_a_receive_that_is_started_later() -> None:
+    assert run("bagua_net", 2, _in_order_of_start)[0] == [0, 1, 2]
+
+
+def _from_who_is_left(comm: TorchComm) -> tuple[int, str, float]:
+    """Rank 1 leaves at once, rank 2 after a message."""
+    if comm.rank == 2:
+        time.sleep(0.5)
+        dist.send(torch.ones(1), group=comm.group, group_dst=0)
+    if comm.rank:
+        comm.abandon()
+        return 0, "", 0.0
+    sender, begun = dist.recv(torch.zeros(1), group=comm.group), time.monotonic()
+    with pytest.raises(RuntimeError) as failure:
+        dist.recv(torch.zeros(1), group=comm.group)
+    return sender, str(failure.value), time.monotonic() - begun
+
+
+def test_a_message_from_anyone_is_waited_for_until_nobody_is_left() -> None:
+    sender, said, seconds = run("bagua_net", 3, _from_who_is_left, timeout=60.0)[0]
+    assert sender == 2 and said.startswith("bagua_net message: peer 127.0.0.1") and seconds < 30
 
 
 def _same_bits(comm: TorchComm) -> list[bytes]:

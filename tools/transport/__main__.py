@@ -8,16 +8,18 @@ import platform
 import signal
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bagua_bench import libraries
 from bagua_bench.configuration import units
 from bagua_bench.network.commands import NetworkError
-from tools.transport import bench, compiled, faults, measure, outages, sanitize, shaped, siege
+from tools.transport import bench, compiled, faults, measure, outages, sanitize, shaped, siege, torch_cases
 from tools.transport.bench import Plugin
 from tools.transport.pair import HarnessError, Pair
 
@@ -68,6 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--shares", default="0.5,0.8,0.95", help="of the time-out that outages last (default %(default)s)")
     one.add_argument("--json", type=Path, help="write the outcome to this file")
     one.set_defaults(run=_outages)
+    one = commands.add_parser(
+        "torch-cases", help="torch's own test cases of process groups, on this and other backends"
+    )
+    one.add_argument("--backends", default="gloo,bagua_net", help="the first is the standard (default %(default)s)")
+    one.add_argument("--ranks", type=int, default=8)
+    one.add_argument("--only", default="", metavar="TEXT", help="cases whose names contain this")
+    one.add_argument("--json", type=Path, help="write the outcome of every case to this file")
+    one.set_defaults(run=_torch_cases)
     one = commands.add_parser("soak", help="many faults, hostile connections and bytes, checked")
     _plugin_options(one)
     one.add_argument("--faults", type=int, default=200)
@@ -122,6 +132,25 @@ def _outages(options: argparse.Namespace) -> int:
     outcome = {"command": sys.argv[1:], "kernel": platform.release(), "outages": [asdict(outage) for outage in found]}
     _write(options.json, outcome)
     return 0 if all(outage.survived for outage in found) else 1
+
+
+def _torch_cases(options: argparse.Namespace) -> int:
+    backends, found = options.backends.split(","), []
+    for backend in backends:
+        for outcome in torch_cases.run(backend, options.ranks, options.only):
+            found.append(outcome)
+            print(f"{backend} {outcome.case}: {outcome.what} {outcome.reason}".rstrip(), flush=True)
+    table = Table("backend", "outcome", "cases", "why")
+    for backend in backends:
+        for what in (torch_cases.PASSED, torch_cases.SKIPPED, torch_cases.FAILED):
+            for reason, number in torch_cases.reasons(found, backend, what):
+                table.add_row(backend, what, str(number), escape(reason))
+    Console().print(table)
+    cases: dict[str, dict[str, str]] = {}
+    for one in found:
+        cases.setdefault(one.case, {})[one.backend] = f"{one.what}: {one.reason}" if one.reason else one.what
+    _write(options.json, {"command": sys.argv[1:], "torch": version("torch"), "cases": cases})
+    return 1 if any(torch_cases.worse(found, backend, backends[0]) for backend in backends[1:]) else 0
 
 
 def _bench(options: argparse.Namespace) -> int:

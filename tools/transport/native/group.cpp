@@ -77,7 +77,8 @@ class Face : public Group {
         return 0;
     }
     int wait(Operation* o, int64_t nanoseconds) {
-        if (!o->ended) o->ended = wait_(group_, o->number, nanoseconds, &o->code) != 0;
+        int peer;
+        if (!o->ended) o->ended = wait_(group_, o->number, nanoseconds, &o->code, &peer) != 0;
         return o->ended ? o->code : 0;
     }
 

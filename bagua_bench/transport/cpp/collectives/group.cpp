@@ -192,14 +192,15 @@ EXPORT int bagua_net_move(void* group, const Piece* pieces, size_t count, int64_
 
 EXPORT uint64_t bagua_net_start(void* group, int peer, int sending, void* data, size_t size, uint32_t tag) {
     Group& g = group_of(group);
-    if (wrong(g, peer, 0, 0) || peer == g.collectives.rank) return 0;
+    const bool any = peer == Messages::kAny && !sending && g.collectives.size > 1;
+    if (!any && (wrong(g, peer, 0, 0) || peer == g.collectives.rank)) return 0;
     return g.messages->start(peer, sending != 0, data, size, tag);
 }
 
-EXPORT int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, int* code) {
+EXPORT int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, int* code, int* peer) {
     Group& g = group_of(group);
     if (!g.messages->wait(operation, timeout_ns)) return 0;
-    *code = finish(g, g.messages->result(operation));
+    *code = finish(g, g.messages->result(operation, *peer));
     return 1;
 }
 

@@ -34,9 +34,10 @@ int bagua_net_reduce_scatter(void* group, void* data, size_t count, int type, in
 // Gather, scatter, all-to-all: all pieces at once, in order per peer and direction.
 int bagua_net_move(void* group, const Piece* pieces, size_t count, int64_t timeout_ns);
 
+// `peer`: -1 for a message from whoever sends one with the tag.
 uint64_t bagua_net_start(void* group, int peer, int sending, void* data, size_t size, uint32_t tag);
-// 1 if it has ended (its result is then in `code`, and it is forgotten), 0 after the time-out.
-int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, int* code);
+// 1 if it has ended (its result is then in `code`, the other rank in `peer`, and it is forgotten), 0 after the time-out.
+int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, int* code, int* peer);
 
 // Counters of the streams to a rank; `lane` 0: collectives, 1: messages. The number of streams.
 int bagua_net_report(void* group, int peer, int lane, StreamReport* out, int most);

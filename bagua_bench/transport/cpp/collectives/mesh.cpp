@@ -90,7 +90,8 @@ Status Mesh::idle() {
     Status s = status();
     if (s && aborted_) s = {Code::system, "aborted"};
     if (s && left <= 0)
-        s = {Code::system, "timed out: nothing moved for " + std::to_string(patience_ / kMillisecond) + " ms"};
+        s = {Code::system, "timed out: nothing moved within the timeout of " +
+                              std::to_string(patience_ / kMillisecond) + " ms"};
     if (s)
         wait(left);
     else

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <set>
 
 namespace bagua {
 
@@ -71,11 +70,12 @@ bool Messages::wait(uint64_t operation, int64_t nanoseconds) {
     return over();
 }
 
-Status Messages::result(uint64_t operation) {
+Status Messages::result(uint64_t operation, int& peer) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto found = operations_.find(operation);
     if (found == operations_.end()) return {Code::argument, "no such operation"};
     const Status status = found->second.status;
+    peer = found->second.peer;
     if (found->second.ended) operations_.erase(found);
     return status;
 }
@@ -98,9 +98,36 @@ bool Messages::post(Operation& o) {
     return true;
 }
 
+// A rank whose next message has this tag, if its turn has come; kAny if there is none. Ranks take turns.
+int Messages::source(uint32_t tag, const std::set<std::pair<int, bool>>& full) {
+    for (int step = 1; step <= mesh_.size; ++step) {
+        const int peer = (last_ + step) % mesh_.size;
+        Connection* connection = mesh_.find(peer);
+        if (connection && connection->status() && !full.count({peer, false}) && connection->has_next(tag))
+            return last_ = peer;
+    }
+    return kAny;
+}
+
+// Whether nobody is left who could send.
+bool Messages::lost() const {
+    for (int peer = 0; peer < mesh_.size; ++peer) {
+        Connection* connection = mesh_.find(peer);
+        if (connection && connection->status()) return false;
+    }
+    return true;
+}
+
+// Whether it might get a message for which an earlier operation waits, if it were posted now.
+bool Messages::overtakes(const Operation& o, const std::set<uint32_t>& awaited) {
+    if (o.sending || !o.open.empty()) return false;
+    return awaited.count(o.tag) || !mesh_.to(o.peer).has_next(o.tag);
+}
+
 // Whether it has just ended.
 bool Messages::reap(Operation& o) {
-    const Status status = mesh_.to(o.peer).status();
+    if (o.peer == kAny && !lost()) return false;
+    const Status status = o.peer == kAny ? mesh_.status() : mesh_.to(o.peer).status();
     const auto done = [](Request* r) { return r->state == Request::State::done; };
     const bool whole = !o.open.empty() && o.posted == o.size && std::all_of(o.open.begin(), o.open.end(), done);
     if (!whole && status) return false;
@@ -120,14 +147,21 @@ bool Messages::advance() {
 // Post what can be posted and see what has ended; true if something has.
 bool Messages::settle() {
     std::set<std::pair<int, bool>> full;  // peers and directions whose turn is not over
+    std::set<uint32_t> awaited;  // tags of messages that may come from any rank
     bool news = false;
     for (auto& [number, o] : operations_) {
         if (o.ended) continue;
+        if (o.peer == kAny && !awaited.count(o.tag)) o.peer = source(o.tag, full);
         const auto lane = std::make_pair(o.peer, o.sending);
         const bool unposted = o.open.empty() || o.posted < o.size;
-        if (unposted && (full.count(lane) || !post(o))) full.insert(lane);
+        if (o.peer == kAny)
+            awaited.insert(o.tag);
+        else if (unposted && (full.count(lane) || (!awaited.empty() && overtakes(o, awaited)) || !post(o)))
+            full.insert(lane);
         news |= reap(o);
     }
+    for (int peer = 0; peer < mesh_.size; ++peer)
+        if (Connection* connection = mesh_.find(peer)) connection->expect(!awaited.empty());
     if (news) ended_.notify_all();
     return news;
 }

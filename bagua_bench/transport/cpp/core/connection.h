@@ -33,6 +33,9 @@ class Connection {
     Request* send(const void* data, uint32_t size, uint32_t tag);
     // `size` may be more than what the peer sends, never less.
     Request* receive(void* data, uint32_t size, uint32_t tag);
+    // Look at what arrives though nothing is posted, and whether the next message has begun to, with this tag.
+    void expect(bool anything) { receiver_.expect(anything); }
+    bool has_next(uint32_t tag) const { return receiver_.has_next(tag); }
     // Give a request back, finished or not (not: the connection has failed and will be closed).
     void release(Request* request) { request->state = Request::State::free; }
 
@@ -41,7 +44,7 @@ class Connection {
     // When progress() should be called again even if no event arrives (ns); 0 = no need.
     int64_t wake_at() const { return sender_.wake_at(); }
     // Whether no event before wake_at() is of use.
-    bool resting(int64_t now) const { return receiver_.pending() == 0 && sender_.resting(now); }
+    bool resting(int64_t now) const { return !receiving() && sender_.resting(now); }
     int poll_fd() const { return epoll_; }
     // Forget what the kernel said last and ask again; needed after poll_fd() became readable.
     bool collect_events(int64_t nanoseconds);
@@ -52,11 +55,12 @@ class Connection {
     const std::string& peer() const { return trunk_.peer; }
     // Whether the peer is cut off, or was until so short a time ago that data may not move again yet.
     bool cut_off(int64_t now) const { return now - pulse_->cut_off < Tuning::kGraceNs; }
-    bool pending() const { return sender_.pending() + receiver_.pending() > 0; }
+    bool pending() const { return sender_.pending() > 0 || receiving(); }
     void* owner = nullptr;  // for the user
     const uint64_t name;  // given by the connecting side
 
   private:
+    bool receiving() const { return receiver_.pending() > 0 || receiver_.expecting(); }
     void watch(int fd, Stream* stream);
     bool pump();
     void check_life(int64_t now);

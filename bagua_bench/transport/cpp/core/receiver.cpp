@@ -21,6 +21,15 @@ Request* Receiver::post(void* data, uint32_t size, uint32_t tag) {
     return r;
 }
 
+bool Receiver::has_next(uint32_t tag) const {
+    return std::any_of(trunk_.streams.begin(), trunk_.streams.end(), [&](const auto& s) {
+        if (!s->parked) return false;
+        ChunkHeader h;
+        std::memcpy(&h, s->stage + s->stage_begin, sizeof h);
+        return h.sequence == window_.next() && h.tag == tag;
+    });
+}
+
 bool Receiver::pump() {
     bool moved = false;
     const size_t count = trunk_.streams.size();

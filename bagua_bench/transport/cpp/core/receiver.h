@@ -17,6 +17,11 @@ class Receiver {
     // Take from the kernel whatever belongs to posted messages; false if nothing.
     bool pump();
     int pending() const { return window_.pending(); }
+    // Look at what arrives though nothing is posted: somebody takes a message from whoever sends one.
+    void expect(bool anything) { expecting_ = anything; }
+    bool expecting() const { return expecting_; }
+    // Whether a message with this tag has begun to arrive that is the next one to be posted.
+    bool has_next(uint32_t tag) const;
 
   private:
     bool read(Stream& stream, bool may_ask);
@@ -34,6 +39,7 @@ class Receiver {
     Trunk& trunk_;
     Receipts& receipts_;
     Window window_;
+    bool expecting_ = false;
     size_t likely_ = 0;  // stream that brought the last small message
 };
 
