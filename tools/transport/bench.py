@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -74,11 +74,14 @@ def streams(
     veth: bool = True,
     plain: bool = True,
     link: float | None = None,
+    changing: Sequence[Sequence[float]] = (),
+    every: float = 0.2,
 ) -> Iterator[Sample]:
     """One-way transfers of (size, window, count), the plugin and a plain connection in turn, flows limited to `rates`.
 
     The plain connection has the first of the rates. Or all flows together are limited to `link`; then CPU time is
-    compared, and each process has a core of its own. Bits/s. Every round makes new connections.
+    compared, and each process has a core of its own. Bits/s. Every round makes new connections. changing: limits that
+    each flow has in turn while messages go, each for `every` seconds.
     """
     with site(veth or bool(rates or link), own_cores=link is not None) as (prefixes, interface, address, sender):
         variables = {"NCCL_SOCKET_IFNAME": interface, **plugin.environment}
@@ -93,7 +96,9 @@ def streams(
                     shaped.limit_flows(sender, limits | ({own: rates[0]} if own and rates else {}), link)
                 for size, window, count in messages:
                     plan: dict[str, Any] = {"size": size, "window": window, "idle": idle}
-                    yield sample(plugin.name, size, window, number, pair.stream(count=count, **plan))
+                    with shaped.changing(sender, changing, every) if changing and sender else nullcontext():
+                        both = pair.stream(count=count, **plan)
+                    yield sample(plugin.name, size, window, number, both)
                     if plain:
                         fewer = max(20, int(count * rates[0] / sum(rates))) if rates else count
                         yield sample(PLAIN, size, window, number, pair.plain_stream(count=fewer, **plan))

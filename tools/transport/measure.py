@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from bagua_bench import libraries
@@ -28,6 +29,8 @@ _LINKS = {"one link": 6.4e9, "one link, helper thread": 6.4e9, "one link, torch 
 _HELPED = ", helper thread"  # the caller sleeps for a millisecond then, otherwise for 20 us
 _FACE = ", torch face"  # drives the group behind the torch backend, not NCCL's plugin; the caller waits in it
 _SECONDS = 1.0  # that a transfer should take
+_CHANGING_SECONDS = 4.0  # the same where limits change
+LENDS, COPIES = "without a copy where it can be", "with copies"
 _IPERF3 = 128 << 10  # bytes that iperf3 writes at once
 _TORCH: dict[str, dict[str, Any]] = {
     "torch flow-limited": {"flow": 1.6e9},
@@ -39,7 +42,13 @@ _TORCH: dict[str, dict[str, Any]] = {
     "torch 4 ranks": {"per_site": 2},
     "torch 4 ranks 1gbit": {"link": 1e9, "per_site": 2},
 }
-CASES = (*_FLOWS, *_LINKS, "unlimited", "latency", "latency, torch face", *_TORCH)
+_CHANGING = {
+    "four flows, another one slow every 200 ms": tuple(
+        tuple(0.04e9 if step == flow else 0.4e9 for step in range(4)) for flow in range(4)
+    ),
+    "one flow, fast and slow": ((0.4e9, 0.04e9),),
+}
+CASES = (*_FLOWS, *_LINKS, *_CHANGING, "unlimited", "latency", "latency, torch face", *_TORCH)
 IMPAIRED = "delay and loss"  # takes longer than all others, so it runs only by name
 
 
@@ -51,6 +60,7 @@ def run(case: str, rounds: int) -> dict[str, Any]:
         "latency, torch face": lambda r: _latency(r, _group(4)),
         IMPAIRED: lossy.run,
     }
+    calls |= {name: partial(_changed, flows) for name, flows in _CHANGING.items()}
     calls |= {name: partial(_torch, **network) for name, network in _TORCH.items()}
     began = datetime.now(timezone.utc)
     found = calls[case](rounds) if case in calls else _limited(case, rounds)
@@ -93,6 +103,25 @@ def _limited(case: str, rounds: int) -> dict[str, Any]:
         row["cpu_times_plain"] = row["cpu_per_gb"] / plain[row["size"], row["window"]]["cpu_per_gb"]
     limits = {"rates": rates, "link": link, "ideal": ideal}
     return {**limits, "idle": idle, "summary": rows, "samples": [asdict(s) for s in found]}
+
+
+def _changed(flows: Sequence[Sequence[float]], rounds: int) -> dict[str, Any]:
+    """With and without copies, in turn. The ideal: at any time as much as all flows then may carry."""
+    means = [fmean(limits) for limits in flows]
+    ideal = shaped.payload_rate(means)
+    found: list[Sample] = []
+    for number in range(rounds):
+        for name, extra in ((LENDS, {}), (COPIES, {"BAGUA_NET_ZERO_COPY": "0"})):
+            plugin = _plugin(len(flows))
+            plugin.environment = {**plugin.environment, **extra}
+            for size, window in ((MIB, 4), (16 * MIB, 2)):
+                messages = [(size, window, max(10, int(ideal * _CHANGING_SECONDS / size)))]
+                samples = bench.streams(compiled.harness(), plugin, messages, means, plain=False, changing=flows)
+                found += [replace(one, transport=name, round=number) for one in samples]
+    rows = bench.summary(found)
+    for row in rows:
+        row["of_ideal"] = row["rate"] / ideal
+    return {"flows": flows, "ideal": ideal, "summary": rows, "samples": [asdict(s) for s in found]}
 
 
 def _unlimited(rounds: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -126,6 +127,36 @@ def limit_flows(site: Site, rates: dict[int, float], others: float | None = None
     delete = [*site.prefix, "tc", "qdisc", "delete", "dev", interface, "root"]
     subprocess.run(delete, check=False, capture_output=True)  # there may be none
     subprocess.run([*site.prefix, *tc], check=True, input="\n".join(lines), text=True, capture_output=True)
+
+
+@contextmanager
+def changing(site: Site, flows: Sequence[Sequence[float]], every: float, interface: str = "bb0") -> Iterator[None]:
+    """Meanwhile flow k of `limit_flows` takes the limits of `flows[k]` (bit/s) in turn, each for `every` seconds."""
+    command = [*site.prefix, "tc", "-force", "-batch", "-"]
+    over = threading.Event()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as tc:
+        lines = tc.stdin
+        assert lines is not None
+
+        def change(step: int) -> None:
+            for number, limits in enumerate(flows, 2):
+                rate = f"rate {limits[step % len(limits)]:.0f}bit burst 256k cburst 256k"
+                lines.write(f"class change dev {interface} parent 1: classid 1:{number:x} htb {rate}\n")
+            lines.flush()
+
+        def run() -> None:
+            step, due = 0, time.monotonic()
+            while not over.wait(max(0.0, due - time.monotonic())):
+                change(step)
+                step, due = step + 1, due + every
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
 
 def limit_connections(site: Site, rate: float) -> None:
