@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ _METRICS = {"autotune_speed": "score", "autotune_best_speed": "best_so_far"}
 _NEAR = 0.98
 _STUDY = ["case", "series", "round"]
 _GIB, _ELEMENT = 2**30, 4
+_COLOURS, _MARKERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7"), "o^sD"  # Okabe and Ito 2008, as style's
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
@@ -34,8 +35,8 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
 
     `score` is GiB of the model per second of a step, `of_best` its share of the best mean score of the sweep. A study
     is followed by the steps that were taken with what it found, and how many `samples` it took to come within 2 % of
-    the best (none if it did not). The released service's published curve comes last,
-    whose scores are of forward and backward passes alone. ValueError if the records differ in more than algorithm,
+    the best (none if it did not). The released service's published curve comes last, whose scores are of forward and
+    backward passes alone. ValueError if the records differ in more than algorithm,
     task, network, bucket size, channels and autotuning.
     """
     comparable(records, AXES)
@@ -86,35 +87,60 @@ def _published() -> Iterator[dict[str, Any]]:
 
 
 def parts(data: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """One figure per model, algorithm and network, and one of the published curve."""
-    return {str(case): rows.reset_index(drop=True) for case, rows in data.groupby("case", sort=False)}
+    """One figure per model, algorithm and network, each with the published curve."""
+    found = {str(case): rows for case, rows in data.groupby("case", sort=False)}
+    published = found.pop(PUBLISHED)
+    return {case: pd.concat([rows, published], ignore_index=True) for case, rows in found.items()}
+
+
+def panels(data: pd.DataFrame) -> list[Callable[[pd.DataFrame, Axes], None]]:
+    """The published curve, and beside it what was tuned here."""
+    return [_draw_published, draw]
+
+
+def _draw_published(data: pd.DataFrame, axes: Axes) -> None:
+    rows = data[data["series"] == PUBLISHED]
+    _studies(rows, axes, 0, PUBLISHED)
+    axes.set_title("published, AISHELL-2\n(forward and backward passes alone)")
+    _label(axes)
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:
     """Scores against steps as dots, and the best so far as lines; the best of the sweep is dashed."""
-    after = data["series"].str.endswith(AFTERWARDS)
-    for number, (series, rows) in enumerate(data[~after & (data["series"] != "sweep")].groupby("series", sort=False)):
-        reached = data[data["series"] == f"{series}, {AFTERWARDS}"]["of_best"].mean()
-        label = str(series) if np.isnan(reached) else f"{series}: then {reached:.2f} of the best{_samples(rows)}"
-        for _, one in rows.groupby("round"):
-            colour = f"C{number}"
-            axes.plot(one["step"], one["score"], ".", color=colour, markersize=4)
-            axes.step(one["step"], one["best_so_far"], where="post", color=colour, linewidth=1.2, label=label)
-            label = "_"
-    sweep = data[data["series"] == "sweep"]
+    own = data[data["series"] != PUBLISHED]
+    after = own["series"].str.endswith(AFTERWARDS)
+    for number, (series, rows) in enumerate(own[~after & (own["series"] != "sweep")].groupby("series", sort=False)):
+        reached = own[own["series"] == f"{series}, {AFTERWARDS}"]["of_best"].mean()
+        _studies(rows, axes, number, f"{series}:\n{reached:.2f} of the best afterwards,\n{_samples(rows)}")
+    sweep = own[own["series"] == "sweep"]
     if len(sweep):
         best = sweep.groupby(["bucket_size_2p", "channels"])["score"].mean().max()
-        axes.axhline(best, color="black", linestyle="--", linewidth=1, label="best of the sweep")
+        axes.axhline(best, color="black", linestyle="--", linewidth=1, label="best of a sweep")
+    axes.set_title(f"{', '.join(sorted(set(own['source'])))}, {own['round'].nunique()} rounds")
+    _label(axes)
+    style.legend(axes, labelspacing=1.0)
+
+
+def _studies(rows: pd.DataFrame, axes: Axes, number: int, label: str) -> None:
+    """All rounds of a series: dots, and lines of the best so far."""
+    colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+    for _, one in rows.groupby("round"):
+        axes.plot(one["step"], one["score"], marker, color=colour, markersize=3, alpha=0.6)
+        axes.step(one["step"], one["best_so_far"], where="post", color=colour, linewidth=1.2)
+    axes.plot([], [], color=colour, marker=marker, label=label)
+
+
+def _label(axes: Axes) -> None:
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("training step")
     axes.set_ylabel("score, GiB/s")
-    axes.set_title(", ".join(sorted(set(data["source"]))))
-    style.legend(axes)
 
 
 def _samples(rows: pd.DataFrame) -> str:
     """After how many samples the studies of a series had come near the best."""
     found = rows.groupby("round")["samples"].first()
     if found.isna().all():
-        return ", never within 2 %"
-    some = "" if found.notna().all() else f" in {found.notna().sum()} of {len(found)} rounds"
-    return f", within 2 % after {found.mean():.3g} samples{some}"
+        return "never within 2 % of it"
+    some = "" if found.notna().all() else f"\nin {found.notna().sum()} of {len(found)} rounds"
+    mean = found.mean()
+    return f"within 2 % after {mean:.3g} sample{'' if mean == 1 else 's'}{some}"
