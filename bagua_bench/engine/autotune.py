@@ -85,6 +85,7 @@ class Tuner:
                 f"autotune: {type(engine.algorithm).__name__} has nothing to tune on {engine.comm.size} ranks"
             )
         self._own_size = engine.plan.bucket_size
+        self._own_power = self._possible(self._present()).get("bucket_size_2p")
         self._search: Search | None = None
         if not engine.comm.rank:
             present = self._possible(self._present())
@@ -161,17 +162,14 @@ class Tuner:
 
     def _size(self, power: int) -> int:
         """Bytes of a bucket of the engine. The power nearest to the size that it was made with stands for that size."""
-        if self._own_size is not None and power == self._nearest(self._own_size):
+        if self._own_size is not None and power == self._own_power:
             return self._own_size
         return math.ceil((1 << power) / self._asked.scale)
-
-    def _nearest(self, size: int) -> int:
-        return round(math.log2(max(1, size * self._asked.scale)))
 
     def _present(self) -> Values:
         """The setting that the engine was made with."""
         return {
-            "bucket_size_2p": self._nearest(self._own_size or 1),
+            "bucket_size_2p": round(math.log2(max(1, (self._own_size or 0) * self._asked.scale))),
             "channels": self._engine.plan.number,
             "hierarchical": int(getattr(self._engine.algorithm, "hierarchical", False)),
             **self._engine.comm.settings,

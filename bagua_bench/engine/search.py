@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from bagua_bench.results.result import Trial, Values
 
-_BEFORE_MODEL = 3  # trials before the model of the score is used: those that were given first, then some at random
+_BEFORE_MODEL = 3  # trials before the model of the score is used; at random, if fewer were given
 
 
 def require() -> None:

@@ -111,12 +111,14 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     after = own["series"].str.endswith(AFTERWARDS)
     for number, (series, rows) in enumerate(own[~after & (own["series"] != "sweep")].groupby("series", sort=False)):
         reached = own[own["series"] == f"{series}, {AFTERWARDS}"]["of_best"].mean()
-        _studies(rows, axes, number, f"{series}:\n{reached:.2f} of the best afterwards,\n{_samples(rows)}")
+        found = "" if np.isnan(reached) else f":\n{reached:.2f} of the best afterwards,\n{_samples(rows)}"
+        _studies(rows, axes, number, f"{series}{found}")
     sweep = own[own["series"] == "sweep"]
     if len(sweep):
         best = sweep.groupby(["bucket_size_2p", "channels"])["score"].mean().max()
         axes.axhline(best, color="black", linestyle="--", linewidth=1, label="best of a sweep")
-    axes.set_title(f"{', '.join(sorted(set(own['source'])))}, {own['round'].nunique()} rounds")
+    rounds = own["round"].nunique()
+    axes.set_title(f"{', '.join(sorted(set(own['source'])))}, {rounds} round{'' if rounds == 1 else 's'}")
     _label(axes)
     style.legend(axes, labelspacing=1.0)
 

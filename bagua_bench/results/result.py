@@ -43,7 +43,8 @@ class Sending:
 
 
 Values = Mapping[str, int]
-"""A setting of the engine: `bucket_size_2p`, the binary logarithm of bytes, `channels`, `hierarchical` (0 or 1).
+"""A setting of the engine: `bucket_size_2p`, the binary logarithm of bytes (the one nearest to the size that the engine
+was made with stands for that size), `channels`, `hierarchical` (0 or 1).
 
 Over Bagua-Net also `streams_2p` and `chunk_2p`, binary logarithms of their number and of bytes.
 """

@@ -341,6 +341,47 @@ def test_a_message_from_anyone_is_waited_for_until_nobody_is_left() -> None:
     assert sender == 2 and said.startswith("bagua_net message: peer 127.0.0.1") and seconds < 30
 
 
+def _what_a_rank_left_behind(comm: TorchComm) -> float:
+    """Rank 1 sends and leaves; rank 0 takes that only after a message from anyone, which is rank 2's."""
+    if comm.rank:
+        time.sleep(comm.rank - 1.0)
+        dist.send(torch.tensor([float(comm.rank)]), group=comm.group, group_dst=0, tag=7 if comm.rank == 1 else 0)
+        comm.abandon()
+        return 0.0
+    assert dist.recv(torch.zeros(1), group=comm.group) == 2
+    dist.recv(x := torch.zeros(1), group=comm.group, group_src=1, tag=7)
+    return float(x)
+
+
+def test_a_message_of_a_rank_that_left_is_there_after_one_from_anyone() -> None:
+    assert run("bagua_net", 3, _what_a_rank_left_behind)[0] == 1
+
+
+def _beside_another_thread(comm: TorchComm) -> float:
+    """While one thread waits for anyone's message with tag 0, another receives 60 with tag 1 that have long arrived."""
+    if comm.rank:
+        for _ in range(60):
+            dist.send(torch.ones(1), group=comm.group, group_dst=0, tag=1)
+        dist.recv(torch.zeros(1), group=comm.group, group_src=0)
+        dist.send(torch.ones(1), group=comm.group, group_dst=0)
+        return 0.0
+    anyone = comm.group.recv_anysource([torch.zeros(1)], 0)
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(anyone.wait)
+        time.sleep(0.3)
+        begun = time.monotonic()
+        for _ in range(60):
+            dist.recv(torch.zeros(1), group=comm.group, group_src=1, tag=1)
+        took = time.monotonic() - begun
+        dist.send(torch.ones(1), group=comm.group, group_dst=1)
+        waiting.result()
+    return took
+
+
+def test_messages_that_have_arrived_are_taken_at_once_beside_a_thread_that_waits_for_anyone() -> None:
+    assert run("bagua_net", 2, _beside_another_thread)[0] < 3, "a nap of the waiting thread is 0.1 s long"
+
+
 def _same_bits(comm: TorchComm) -> list[bytes]:
     found = []
     for count in SIZES:

@@ -173,7 +173,7 @@ def among_hopeless(comm: CountedComm, sizes: list[int]) -> Study:
 
 
 def test_a_setting_whose_first_step_is_hopeless_gets_no_further_ones() -> None:
-    """33 KiB in one bucket, then in 16 of one tensor each, then in three."""
+    """33 KiB in one bucket, then in 16 of one tensor each, then in two."""
     study = run("threads", 2, among_hopeless, [16, 10, 14])[0]
     assert study.ends == (1 + 5, 1 + 5 + 1, 1 + 5 + 1 + 5)
     best, hopeless, second = (trial.score for trial in study.trials)
@@ -319,6 +319,7 @@ def test_the_engines_own_size_is_tried_as_it_is_and_once() -> None:
     asked = [{}, {"bucket_size_2p": 14}, {"bucket_size_2p": 15}]
     sizes = run("threads", 2, sizes_tried, asked, 20_000)[0]
     assert sizes[:2] == [20_000, 2**15] and len(sizes) == 3, "and the third is the search's"
+    assert run("threads", 2, sizes_tried, [{}], 500)[0] == [500], "smaller than what the search may choose"
 
 
 def sizes_tried(comm: CountedComm, first: list[dict[str, int]], size: int) -> list[int]:

@@ -434,6 +434,9 @@ def test_autotuning_is_drawn_beside_the_sweep_and_the_published_curve() -> None:
     assert sum(own["series"] == autotune.PUBLISHED) == 30
     published, tuning = drawing.figure(autotune, own).axes
     assert len(published.lines) == 3 and tuning.get_legend() is not None
+    alone = autotune.parts(autotune.table([tuned]))["vgg16_bytegrad_1gbit_1ms"]
+    legend = drawing.figure(autotune, alone).axes[1].get_legend()
+    assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["from the simulator's advice"]
 
 
 def test_losses_of_elastic_runs_go_on_through_what_interrupts_them() -> None:

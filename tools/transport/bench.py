@@ -96,7 +96,8 @@ def streams(
                     shaped.limit_flows(sender, limits | ({own: rates[0]} if own and rates else {}), link)
                 for size, window, count in messages:
                     plan: dict[str, Any] = {"size": size, "window": window, "idle": idle}
-                    with shaped.changing(sender, changing, every) if changing and sender else nullcontext():
+                    assert sender is not None or not changing
+                    with shaped.changing(sender, changing, every) if sender and changing else nullcontext():
                         both = pair.stream(count=count, **plan)
                     yield sample(plugin.name, size, window, number, both)
                     if plain:

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,8 +131,11 @@ def limit_flows(site: Site, rates: dict[int, float], others: float | None = None
 
 @contextmanager
 def changing(site: Site, flows: Sequence[Sequence[float]], every: float, interface: str = "bb0") -> Iterator[None]:
-    """Meanwhile flow k of `limit_flows` takes the limits of `flows[k]` (bit/s) in turn, each for `every` seconds."""
-    command = [*site.prefix, "tc", "-force", "-batch", "-"]
+    """Meanwhile flow k of `limit_flows` takes the limits of `flows[k]` (bit/s) in turn, each for `every` seconds.
+
+    RuntimeError if tc refused one of them.
+    """
+    command = [*site.prefix, "tc", "-batch", "-"]
     over = threading.Event()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as tc:
         lines = tc.stdin
@@ -146,9 +149,10 @@ def changing(site: Site, flows: Sequence[Sequence[float]], every: float, interfa
 
         def run() -> None:
             step, due = 0, time.monotonic()
-            while not over.wait(max(0.0, due - time.monotonic())):
-                change(step)
-                step, due = step + 1, due + every
+            with suppress(BrokenPipeError):  # tc has ended, and its code says so
+                while not over.wait(max(0.0, due - time.monotonic())):
+                    change(step)
+                    step, due = step + 1, due + every
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -157,6 +161,8 @@ def changing(site: Site, flows: Sequence[Sequence[float]], every: float, interfa
         finally:
             over.set()
             thread.join()
+    if tc.returncode:
+        raise RuntimeError(f"tc refused to change a limit (code {tc.returncode}): what was measured is void")
 
 
 def limit_connections(site: Site, rate: float) -> None:

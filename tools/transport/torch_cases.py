@@ -1,7 +1,7 @@
 """The cases with which torch tests its own backends of process groups, run against any backend.
 
 They come with torch (torch.testing._internal.distributed.distributed_test) and need the package expecttest. Many are
-for backends that torch names. Here all that are for gloo run, whatever the backend: they are imported for gloo and then
+for backends that torch names. This runs those that are for gloo over any backend: they are imported for gloo and then
 told which backend to use, in a process of its own for every backend.
 """
 
@@ -124,7 +124,7 @@ def _line_of(text: str) -> str:
     """What the first rank that failed has said: of its traceback the last line that names an exception."""
     first = text.split("\nProcess ")[0].split("\nException raised from ")[0]
     found = _ERROR.findall(first)
-    return (found[-1] if found else first.strip().splitlines()[0])[:200]
+    return (found[-1] if found else first.strip().partition("\n")[0])[:200]
 
 
 def _suite(backend: str, pattern: str) -> unittest.TestSuite:

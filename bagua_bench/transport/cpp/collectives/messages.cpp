@@ -98,7 +98,8 @@ bool Messages::post(Operation& o) {
     return true;
 }
 
-// A rank whose next message has this tag, if its turn has come; kAny if there is none. Ranks take turns.
+// The first rank after the last source whose next message has this tag and that no earlier receive waits for; kAny if
+// there is none.
 int Messages::source(uint32_t tag, const std::set<std::pair<int, bool>>& full) {
     for (int step = 1; step <= mesh_.size; ++step) {
         const int peer = (last_ + step) % mesh_.size;
@@ -116,12 +117,6 @@ bool Messages::lost() const {
         if (connection && connection->status()) return false;
     }
     return true;
-}
-
-// Whether it might get a message for which an earlier operation waits, if it were posted now.
-bool Messages::overtakes(const Operation& o, const std::set<uint32_t>& awaited) {
-    if (o.sending || !o.open.empty()) return false;
-    return awaited.count(o.tag) || !mesh_.to(o.peer).has_next(o.tag);
 }
 
 // Whether it has just ended.
@@ -144,26 +139,32 @@ bool Messages::advance() {
     return settle() || moved;
 }
 
-// Post what can be posted and see what has ended; true if something has.
+// Post what can be posted and see what has ended; true if there was anything of either.
 bool Messages::settle() {
     std::set<std::pair<int, bool>> full;  // peers and directions whose turn is not over
     std::set<uint32_t> awaited;  // tags of messages that may come from any rank
-    bool news = false;
+    bool news = false, posted = false;
     for (auto& [number, o] : operations_) {
         if (o.ended) continue;
+        const size_t before = o.open.size();
         if (o.peer == kAny && !awaited.count(o.tag)) o.peer = source(o.tag, full);
         const auto lane = std::make_pair(o.peer, o.sending);
         const bool unposted = o.open.empty() || o.posted < o.size;
+        // It might get what an earlier receive from any rank waits for, until its own message is at hand.
+        const auto early = [&] {
+            return !awaited.empty() && !o.sending && o.open.empty() && !mesh_.to(o.peer).has_next(o.tag);
+        };
         if (o.peer == kAny)
             awaited.insert(o.tag);
-        else if (unposted && (full.count(lane) || (!awaited.empty() && overtakes(o, awaited)) || !post(o)))
+        else if (unposted && (full.count(lane) || early() || !post(o)))
             full.insert(lane);
+        posted |= o.open.size() > before;
         news |= reap(o);
     }
     for (int peer = 0; peer < mesh_.size; ++peer)
         if (Connection* connection = mesh_.find(peer)) connection->expect(!awaited.empty());
     if (news) ended_.notify_all();
-    return news;
+    return news || posted;
 }
 
 // Sleep until the mesh can move on; only abort() may touch it meanwhile.

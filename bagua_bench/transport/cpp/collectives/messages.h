@@ -49,7 +49,6 @@ class Messages {
     bool post(Operation& o);
     bool reap(Operation& o);
     int source(uint32_t tag, const std::set<std::pair<int, bool>>& full);
-    bool overtakes(const Operation& o, const std::set<uint32_t>& awaited);
     bool lost() const;
 
     Mesh& mesh_;

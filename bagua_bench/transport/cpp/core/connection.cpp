@@ -101,7 +101,7 @@ bool Connection::collect_events(int64_t nanoseconds) {
         s.writable |= broken || events[i].events & EPOLLOUT;
         s.closed |= broken || events[i].events & EPOLLRDHUP;
         // Nobody reads a parked stream, so its end would not be seen.
-        if (s.parked && events[i].events & EPOLLERR) trunk_.broke(s, ECONNRESET);
+        if (posted() && s.parked && events[i].events & EPOLLERR) trunk_.broke(s, ECONNRESET);
     }
     return count > 0;
 }
@@ -109,8 +109,8 @@ bool Connection::collect_events(int64_t nanoseconds) {
 // See to what no event reports: a process that stopped, a path that swallows what is sent on it, a full receive queue.
 void Connection::check_life(int64_t now) {
     if (pulse_->lost != Pulse::kNothing) return fail(Code::remote, lost());
-    // A parked stream holds later messages only: it cannot bring what is pending.
-    const auto over = [](const auto& s) { return s->ended || (s->closed && s->parked); };
+    // A parked stream holds later messages only: it cannot bring what is posted, but what somebody may yet ask for.
+    const auto over = [this](const auto& s) { return s->ended || (s->closed && s->parked && posted()); };
     if (pending() && receipts_.over() && std::all_of(trunk_.streams.begin(), trunk_.streams.end(), over))
         return trunk_.broke(Code::remote, "peer " + trunk_.peer + " closed the connection");
     if (now - checked_ < Tuning::kLifeCheckIntervalNs) return;

@@ -33,8 +33,9 @@ class Connection {
     Request* send(const void* data, uint32_t size, uint32_t tag);
     // `size` may be more than what the peer sends, never less.
     Request* receive(void* data, uint32_t size, uint32_t tag);
-    // Look at what arrives though nothing is posted, and whether the next message has begun to, with this tag.
+    // Look at what arrives though nothing is posted.
     void expect(bool anything) { receiver_.expect(anything); }
+    // Whether the next message to be posted has begun to arrive, and has this tag.
     bool has_next(uint32_t tag) const { return receiver_.has_next(tag); }
     // Give a request back, finished or not (not: the connection has failed and will be closed).
     void release(Request* request) { request->state = Request::State::free; }
@@ -55,11 +56,12 @@ class Connection {
     const std::string& peer() const { return trunk_.peer; }
     // Whether the peer is cut off, or was until so short a time ago that data may not move again yet.
     bool cut_off(int64_t now) const { return now - pulse_->cut_off < Tuning::kGraceNs; }
-    bool pending() const { return sender_.pending() > 0 || receiving(); }
+    bool pending() const { return posted() || receiver_.expecting(); }
     void* owner = nullptr;  // for the user
     const uint64_t name;  // given by the connecting side
 
   private:
+    bool posted() const { return sender_.pending() + receiver_.pending() > 0; }
     bool receiving() const { return receiver_.pending() > 0 || receiver_.expecting(); }
     void watch(int fd, Stream* stream);
     bool pump();

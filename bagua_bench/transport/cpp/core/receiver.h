@@ -20,7 +20,7 @@ class Receiver {
     // Look at what arrives though nothing is posted: somebody takes a message from whoever sends one.
     void expect(bool anything) { expecting_ = anything; }
     bool expecting() const { return expecting_; }
-    // Whether a message with this tag has begun to arrive that is the next one to be posted.
+    // Whether the next message to be posted has begun to arrive, and has this tag.
     bool has_next(uint32_t tag) const;
 
   private:

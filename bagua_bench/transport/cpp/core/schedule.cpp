@@ -61,9 +61,11 @@ bool free_to_write(const Stream& s) { return !s.out.request && s.writable; }
 
 Offer offer_of(Stream& s, const Load& load, uint64_t message) {
     const double rate = rate_of(s, load), waiting = double(s.pace.most_queued());
-    const double most = Tuning::kMostQueueSeconds + Tuning::kMostQueueRoundTrips * s.pace.rtt;
-    const double longest = std::min(Tuning::kCommittedShare * load.ideal, most);
-    const double share = std::min(rate * longest, double(Tuning::kMostQueueBytes));
+    const double part = rate * Tuning::kCommittedShare * load.ideal;
+    const double brief = rate * (Tuning::kMostQueueSeconds + Tuning::kMostQueueRoundTrips * s.pace.rtt);
+    // A slow stream may hold a chunk even if that takes it longer: it would get nothing otherwise.
+    const double lasting = std::max(brief, double(Tuning::kMinChunkBytes));
+    const double share = std::min({part, lasting, double(Tuning::kMostQueueBytes)});
     double length = std::clamp(std::max(share / 2, load.least), double(Tuning::kMinChunkBytes), load.most);
     // Every chunk begins aligned, and no small rest is left for another one.
     length = double(uint32_t(length) / Tuning::kChunkAlignmentBytes * Tuning::kChunkAlignmentBytes);
