@@ -85,10 +85,10 @@ class Tuner:
                 f"autotune: {type(engine.algorithm).__name__} has nothing to tune on {engine.comm.size} ranks"
             )
         self._own_size = engine.plan.bucket_size
-        self._own_power = self._possible(self._present()).get("bucket_size_2p")
+        present = self._possible(self._present())
+        self._own_power = present.get("bucket_size_2p")
         self._search: Search | None = None
         if not engine.comm.rank:
-            present = self._possible(self._present())
             first = [present | self._possible(values) for values in asked.first] or [present]
             once = [values for number, values in enumerate(first) if values not in first[:number]]
             self._search = Search(self.space, asked.seed, once)

@@ -36,8 +36,8 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     `score` is GiB of the model per second of a step, `of_best` its share of the best mean score of the sweep. A study
     is followed by the steps that were taken with what it found, and how many `samples` it took to come within 2 % of
     the best (none if it did not). The released service's published curve comes last, whose scores are of forward and
-    backward passes alone. ValueError if the records differ in more than algorithm,
-    task, network, bucket size, channels and autotuning.
+    backward passes alone. ValueError if the records differ in more than algorithm, task, network, bucket size, channels
+    and autotuning.
     """
     comparable(records, AXES)
     data = pd.DataFrame([row for record in records for row in _rows(record)])

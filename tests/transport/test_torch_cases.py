@@ -14,6 +14,7 @@ from tools.transport.torch_cases import FAILED, PASSED, SKIPPED, Outcome
 
 HOME = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("built")
+pytest.importorskip("expecttest", reason="torch's test cases need it: pip install expecttest")
 
 
 def test_cases_pass_fail_and_are_skipped_each_with_a_reason(tmp_path: Path) -> None:
