@@ -58,6 +58,7 @@ def run(backend: str, ranks: int, pattern: str = "") -> Iterator[Outcome]:
             "BACKEND": _NAMED,
             "WORLD_SIZE": str(ranks),
             "TEMP_DIR": folder,
+            "TMPDIR": folder,  # torch leaves a file for every case
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(_SECONDS),
             "GLOO_SOCKET_IFNAME": "lo",
             "BAGUA_NET_INTERFACES": "lo",
