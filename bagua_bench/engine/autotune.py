@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Protocol
 
 import torch
+from torch.nn import Parameter
 
 from algorithms.base import Algorithm, Bucket, Op, When
 from bagua_bench.comm import CountedComm
+from bagua_bench.engine.buckets import by_size
 from bagua_bench.engine.plan import Plan
 from bagua_bench.engine.search import Search, require
 from bagua_bench.engine.stopwatch import seconds_between, stamp
@@ -91,7 +93,7 @@ class Tuner:
         if not engine.comm.rank:
             first = [present | self._possible(values) for values in asked.first] or [present]
             once = [values for number, values in enumerate(first) if values not in first[:number]]
-            self._search = Search(self.space, asked.seed, once)
+            self._search = Search(self.space, asked.seed, once, self._alike)
         self._ready: dict[str, None] = {}
         self._began: Any = None
         self._spans: list[tuple[Any, Any]] = []
@@ -165,6 +167,18 @@ class Tuner:
         if self._own_size is not None and power == self._own_power:
             return self._own_size
         return math.ceil((1 << power) / self._asked.scale)
+
+    def _alike(self, values: Values) -> Hashable:
+        """What a setting comes to: where the model is cut, and the channels that have something to send."""
+        if "bucket_size_2p" not in values:
+            return tuple(values.items())
+        cut = [len(bucket) for bucket in by_size(self._params(), self._size(values["bucket_size_2p"]))]
+        others = {**values, "bucket_size_2p": 0, "channels": min(values["channels"], len(cut))}
+        return (*cut, *others.items())
+
+    def _params(self) -> list[Parameter]:
+        """The trained ones, in the order in which they go into buckets."""
+        return [p for bucket in self._engine.buckets for p in bucket.params]
 
     def _present(self) -> Values:
         """The setting that the engine was made with."""

@@ -41,10 +41,11 @@ def _by_choice(
             f"{type(algorithm).__name__}.partition: {len(chosen)} parameters in its buckets, {len(params)} are "
             "trained; each belongs in one bucket"
         )
-    return [bucket for group in groups for bucket in _by_size(group, 2**63)]
+    return [bucket for group in groups for bucket in by_size(group, 2**63)]
 
 
-def _by_size(ordered: Sequence[Parameter], bucket_size: int) -> list[list[Parameter]]:
+def by_size(ordered: Sequence[Parameter], bucket_size: int) -> list[list[Parameter]]:
+    """What each bucket holds if it closes at so many bytes; types and devices are kept apart."""
     sizes = [(f"{p.device}/{p.dtype}", p.nbytes) for p in ordered]
     return [[ordered[i] for i in group] for group in split(sizes, bucket_size)]
 
@@ -60,7 +61,7 @@ def make_buckets(
     """
     trained = [p for p in params if p.requires_grad]
     own = algorithm.partition(trained[::-1]) if algorithm is not None else None
-    groups = _by_size(trained, bucket_size) if own is None else _by_choice(own, trained, algorithm)
+    groups = by_size(trained, bucket_size) if own is None else _by_choice(own, trained, algorithm)
     return [_flatten(str(i), group, multiple, gradients) for i, group in enumerate(groups)]
 
 

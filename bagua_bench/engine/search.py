@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib.util import find_spec
 
 from bagua_bench.results.result import Trial, Values
@@ -22,9 +22,17 @@ class Search:
 
     space: the values that every parameter may have, ascending and evenly spaced.
     first: what to try first, one after the other; a parameter that is missing there is proposed.
+    alike: what settings have in common that come to the same thing. One of them is tried, and its score is all theirs:
+    a model that is not told so proposes one after the other of what it knows to be good.
     """
 
-    def __init__(self, space: Mapping[str, Sequence[int]], seed: int, first: Sequence[Values] = ()) -> None:
+    def __init__(
+        self,
+        space: Mapping[str, range],
+        seed: int,
+        first: Sequence[Values] = (),
+        alike: Callable[[Values], Hashable] = lambda values: tuple(sorted(values.items())),
+    ) -> None:
         require()
         import optuna
 
@@ -38,17 +46,41 @@ class Search:
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
         for values in first:
             self._study.enqueue_trial(dict(values))
+        self._space, self._alike = dict(space), alike
+        self._known: dict[Hashable, float] = {}
         self.trials: list[Trial] = []
         """Everything that was tried, in order."""
 
     def ask(self) -> Values:
         """The next values to try; `tell` their score before the next `ask`."""
-        self._asked = self._study.ask(dict(self._distributions))
-        return dict(self._asked.params)
+        while True:
+            self._asked = self._study.ask(dict(self._distributions))
+            values = dict(self._asked.params)
+            known = self._known.get(self._alike(values))
+            near = None if known is None else self._nearest(values)
+            if near is None:
+                return values
+            self._study.tell(self._asked, known)
+            self._study.enqueue_trial(dict(near))
+
+    def _nearest(self, values: Values) -> Values | None:
+        """What is fewest steps away and comes to something that was not tried yet; None if all was."""
+        seen, border = {tuple(values.items())}, [dict(values)]
+        for one in border:
+            if self._alike(one) not in self._known:
+                return one
+            for name, allowed in self._space.items():
+                for other in (one[name] - allowed.step, one[name] + allowed.step):
+                    changed = one | {name: other}
+                    if other in allowed and tuple(changed.items()) not in seen:
+                        seen.add(tuple(changed.items()))
+                        border.append(changed)
+        return None
 
     def tell(self, score: float) -> None:
         """Say what the values asked for last have scored."""
         self._study.tell(self._asked, score)
+        self._known[self._alike(self._asked.params)] = score
         self.trials.append(Trial(dict(self._asked.params), score))
 
     @property

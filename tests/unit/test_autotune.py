@@ -24,7 +24,7 @@ from bagua_bench.engine.autotune import Autotune
 from bagua_bench.engine.buckets import split
 from bagua_bench.engine.engine import Engine
 from bagua_bench.engine.search import Search
-from bagua_bench.results.result import Study
+from bagua_bench.results.result import Study, Values
 from bagua_bench.simulate.run import simulate
 from tests.catalogue import resolved
 from tests.ranks import run
@@ -88,6 +88,35 @@ def test_the_same_seed_proposes_the_same() -> None:
         return found
 
     assert proposed(1) == proposed(1) != proposed(2)
+
+
+def test_of_settings_that_come_to_the_same_one_is_tried() -> None:
+    """Sizes from 2^20 on make one bucket. The best is next to them, and all else is worse than they are."""
+    chance = random.Random(0)
+    search = Search(SPACE, 0, [{"bucket_size_2p": 30, "hierarchical": 0}], alike=at_most_a_mebibyte)
+    tried = set()
+    for _ in range(22):
+        values = search.ask()
+        tried.add(at_most_a_mebibyte(values))
+        size = min(values["bucket_size_2p"], 20)
+        search.tell((2.0 if size == 19 else size / 20) + chance.gauss(0, 0.01))
+    assert len(tried) == 22 == len(search.trials), "all 11 x 2 that differ"
+    assert at_most_a_mebibyte(search.ask()) in tried, "and then again"
+
+
+def test_a_plateau_does_not_hold_the_search() -> None:
+    """As where a run began with 1 GiB, more than the model has: 0.1 and 0.2 at random sizes, and twice as much as on
+    the plateau three steps below its edge."""
+    for seed in range(5):
+        search = Search(SPACE, seed, [{"bucket_size_2p": 30, "hierarchical": 0}], alike=at_most_a_mebibyte)
+        for _ in range(12):
+            size = min(search.ask()["bucket_size_2p"], 20)
+            search.tell({17: 2.0, 18: 1.8, 19: 1.4, 20: 1.0}.get(size, 0.01 * size))
+        assert search.best.score == 2.0
+
+
+def at_most_a_mebibyte(values: Values) -> tuple[int, int]:
+    return min(values["bucket_size_2p"], 20), values["hierarchical"]
 
 
 class Slow(GradientAllReduce):
@@ -320,6 +349,26 @@ def test_the_engines_own_size_is_tried_as_it_is_and_once() -> None:
     sizes = run("threads", 2, sizes_tried, asked, 20_000)[0]
     assert sizes[:2] == [20_000, 2**15] and len(sizes) == 3, "and the third is the search's"
     assert run("threads", 2, sizes_tried, [{}], 500)[0] == [500], "smaller than what the search may choose"
+
+
+def test_no_two_samples_cut_the_model_alike() -> None:
+    cuts = run("threads", 2, cuts_tried, 10)[0]
+    assert len(cuts) == 10 == len(set(cuts))
+
+
+def cuts_tried(comm: CountedComm, samples: int) -> list[tuple[int, ...]]:
+    """Of every sample, how many tensors each bucket has, and how many channels have a bucket."""
+    model, steps = layers(), []
+    asked = Autotune(max_samples=samples, sample_steps=1, warmup_steps=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with Engine(model, optimizer, GradientAllReduce(), comm, autotune=asked, bucket_size=2**16, channels=4) as engine:
+        while engine.tuning:
+            cut = [len(bucket.params) for bucket in engine.buckets]
+            steps.append((*cut, min(engine.sending.channels, len(cut))))
+            model(torch.ones(4, 32)).square().mean().backward()
+            engine.step()
+        assert engine.study is not None
+        return [steps[end - 1] for end in engine.study.ends]
 
 
 def sizes_tried(comm: CountedComm, first: list[dict[str, int]], size: int) -> list[int]:
