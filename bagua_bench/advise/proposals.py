@@ -55,5 +55,4 @@ def _seconds(cell: Cell, values: Values) -> float:
         algo = replace(algo, options={**algo.options, "hierarchical": bool(values["hierarchical"])})
     run = replace(run, steps=_STEPS, untimed=max(1, declared.warm_up), autotune=None)
     result = simulate(replace(cell, mode="simulate", algo=algo, run=run))
-    steps = zip(*(rank.seconds for rank in result.ranks), strict=True)
-    return float(sum(max(phases["step"] for phases in step) for step in steps))
+    return max(sum(step["step"] for step in rank.seconds) for rank in result.ranks)

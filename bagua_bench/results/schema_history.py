@@ -34,6 +34,8 @@ HISTORY = {
     11: "`config.network.sites` and `.wan`: groups of servers, and the line of each to the others; 1 in older "
     "versions; `network.measured.late`: the share of packets that the emulator passed on late, missing in older "
     "versions",
+    12: "`result.step_seconds`: until the last rank has ended a step, from the end of the one before; in older "
+    "versions the longest time that a rank took for it, whose sum is too long where ranks do not wait for each other",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -142,6 +144,10 @@ def _from_10(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "config": {**config, "network": {**config["network"], "sites": 1, "wan": _NO_WAN}}}
 
 
+def _from_11(record: dict[str, Any]) -> dict[str, Any]:
+    return record
+
+
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: _from_1,
     2: _from_2,
@@ -153,5 +159,6 @@ _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     8: _from_8,
     9: _from_9,
     10: _from_10,
+    11: _from_11,
 }
 """For each version, the migration to the next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from statistics import fmean, mean
 from typing import Any
 
@@ -12,9 +13,9 @@ from bagua_bench.results.result import Result
 
 
 def summarise(result: Result) -> dict[str, Any]:
-    """The `result` of a record from the lists of the ranks; a step takes as long as on the slowest rank."""
+    """The `result` of a record from the lists of the ranks."""
     ranks, samples = result.ranks, result.samples_per_step
-    steps = [max(rank["step"] for rank in step) for step in zip(*(rank.seconds for rank in ranks), strict=True)]
+    steps = _steps(result)
     rate = stats.throughput(samples, steps)
     trained = [rank for rank in ranks if rank.trains]
     metrics = [rank.metrics for rank in trained]
@@ -32,6 +33,17 @@ def summarise(result: Result) -> dict[str, Any]:
         "metrics": {key: mean(m[key] for m in metrics) for key in metrics[0]},
         **{key: value for key, value in result.to_json().items() if key != "ranks"},
     }
+
+
+def _steps(result: Result) -> list[float]:
+    """Seconds of the steps of all ranks together: each from the end of the one before until the last rank has ended it.
+
+    Their sum is the slowest rank's time. The sum of the longest times of single steps would be more where ranks do not
+    wait for each other: those that meet a slow one in turn wait in turn, behind steps in which they had nobody to wait
+    for.
+    """
+    ends = zip(*(accumulate(step["step"] for step in rank.seconds) for rank in result.ranks), strict=True)
+    return [end - begin for begin, end in pairwise((0.0, *map(max, ends)))]
 
 
 def _mean_phase(result: Result, phase: str) -> float:

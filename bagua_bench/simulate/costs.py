@@ -50,6 +50,7 @@ def inside(call: Collective, g: int, cluster: Cluster) -> float:
         "all_gather": g - 1,
         "all_to_all": (g - 1) / g,
         "exchange": len(call.offsets),
+        "pairs": 1,
         "push_pull": 2 * (g - 1) / g,
     }
     bus = passes.get(call.kind, 1.0) * call.nbytes
@@ -98,6 +99,20 @@ def exchange(call: Collective, g: int, cluster: Cluster) -> float:
     size, together = cluster.layout.servers * g, cluster.layout.servers // cluster.sites * g
     away = [min(abs(d) % size, size - abs(d) % size) for d in call.offsets]
     flows, between = sum(min(d, g) for d in away), sum(min(d, together) for d in away)
+    transfer = direct_transfer(flows * call.nbytes, flows, cluster, g)
+    if cluster.far is not None:
+        transfer = max(transfer, direct_transfer(between * call.nbytes, between, cluster.far, together))
+    return cluster.physics.hop * cluster.reach + transfer
+
+
+def pairs(call: Collective, g: int, cluster: Cluster) -> float:
+    """Direct sends of S between the two ranks of every pair.
+
+    Where the first rank's other is on another server, all g ranks of a server have theirs elsewhere; the same of sites.
+    """
+    [offset] = call.offsets
+    together = cluster.layout.servers // cluster.sites * g
+    flows, between = (crowd if abs(offset) >= crowd else 0 for crowd in (g, together))
     transfer = direct_transfer(flows * call.nbytes, flows, cluster, g)
     if cluster.far is not None:
         transfer = max(transfer, direct_transfer(between * call.nbytes, between, cluster.far, together))
@@ -218,6 +233,7 @@ BETWEEN: dict[str, Callable[[Collective, int, Cluster], float]] = {
     "all_gather": all_gather,
     "all_to_all": all_to_all,
     "exchange": exchange,
+    "pairs": pairs,
     "reduce": tree,
     "broadcast": tree,
     "push_pull": push_pull,

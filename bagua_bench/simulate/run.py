@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
@@ -105,8 +106,8 @@ def step_seconds(program: Program, cluster: Cluster, compute: Compute, factors: 
 
 
 def mean_step(timing: Timing) -> float:
-    """Mean time of a step, seconds, each of them its slowest class's."""
-    return sum(max(one["step"] for one in step) for step in timing.steps) / len(timing.steps)
+    """Mean time of a step, seconds, of the slowest class of ranks."""
+    return max(fmean(one["step"] for one in steps) for steps in zip(*timing.steps, strict=True))
 
 
 def _ranks(program: Program, timing: Timing, classes: list[int]) -> tuple[tuple[RankResult, ...], tuple[float, ...]]:

@@ -227,9 +227,11 @@ class TapeComm(CountedComm):
 
     def _send_receive(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         if sends:
+            others, sources = [peer for peer, _ in sends], [peer for peer, _ in receives]
+            kind = "pairs" if len(others) == 1 and others == sources else "exchange"
             mean = math.ceil(sum(x.nbytes for _, x in sends) / len(sends))
-            offsets = tuple(peer - self.rank for peer, _ in sends)
-            self._tape.operation(Collective("exchange", mean, self._level, offsets, self._part))
+            offsets = tuple(peer - self.rank for peer in others)
+            self._tape.operation(Collective(kind, mean, self._level, offsets, self._part))
 
     def _subgroup(self, ranks: tuple[int, ...]) -> TapeComm:
         if self._level == "flat":

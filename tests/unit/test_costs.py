@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch._inductor.comm_analysis as nccl
 from hypothesis import given
 from hypothesis import strategies as st
 
+from algorithms.topology import shift_one
 from bagua_bench.configuration.physics import Physics
 from bagua_bench.machine.program import Collective
 from bagua_bench.simulate.cluster import MSS, Cluster, Layout, Links, cluster_of
@@ -39,7 +42,7 @@ def ideal(servers: int, per_server: int = 1, network: Links | None = None, **phy
 
 
 def cost(kind: str, nbytes: int, cluster: Cluster, level: str = "flat", offsets: tuple[int, ...] = (1,)) -> float:
-    return seconds(Collective(kind, nbytes, level, offsets if kind == "exchange" else ()), cluster)
+    return seconds(Collective(kind, nbytes, level, offsets if kind in ("exchange", "pairs") else ()), cluster)
 
 
 @pytest.mark.parametrize("servers", [3, 4, 16])
@@ -85,6 +88,7 @@ def test_bytes_through_an_interface(nbytes: int, n: int) -> None:
         "all_gather": (n - 1) * nbytes,
         "all_to_all": (n - 1) / n * nbytes,
         "exchange": nbytes,
+        "pairs": nbytes,
         "push_pull": 2 * (n - 1) / n * nbytes,
         "reduce": nbytes,
         "broadcast": nbytes,
@@ -255,6 +259,36 @@ def test_what_crosses_between_sites_is_what_servers_there_do_not_have(n: int, si
         assert cost(kind, nbytes, between_sites(sites, n, latency=0.0)) == pytest.approx(1e-8 * value), kind
     far_away = between_sites(sites, n, latency=0.0)
     assert cost("exchange", nbytes, far_away, offsets=(n // 2,)) == pytest.approx(1e-8 * m * nbytes)
+
+
+def halves(number: int, rank: int, size: int) -> int:
+    """Whom a rank meets in the decentralized algorithms' exchange of this number."""
+    [other] = shift_one(number, rank, size)
+    return other
+
+
+def cube(number: int, rank: int, size: int) -> int:
+    """Along one edge of a hypercube after the other."""
+    return rank ^ 2 ** (number % int(math.log2(size)))
+
+
+@pytest.mark.parametrize("partner", [halves, cube])
+@pytest.mark.parametrize(("n", "g", "sites"), [(4, 1, 2), (8, 1, 4), (4, 2, 2), (4, 4, 4), (8, 2, 2)])
+def test_what_pairs_send_is_what_all_of_a_place_send_elsewhere(
+    partner: Callable[[int, int, int], int], n: int, g: int, sites: int
+) -> None:
+    """Counted over all ranks; a line between sites has a tenth of a server's rate."""
+    size, nbytes = n * g, 10**6
+    for number in range(size // 2):
+        pairs = [(rank, partner(number, rank, size)) for rank in range(size)]
+        lines = []
+        for crowd, rate in ((g, 1e9), (size // sites, 1e8)):
+            leaving = Counter(a // crowd for a, b in pairs if a // crowd != b // crowd)
+            lines.append(max(leaving.values(), default=0) * nbytes / rate)
+        one, several = ideal(n, g, Links(1e9)), between_sites(sites, n, g, latency=0.0)
+        offsets = (partner(number, 0, size),)
+        assert cost("pairs", nbytes, one, offsets=offsets) == pytest.approx(lines[0])
+        assert cost("pairs", nbytes, several, offsets=offsets) == pytest.approx(max(lines))
 
 
 @pytest.mark.parametrize(("n", "sites"), [(4, 2), (16, 2), (16, 4)])

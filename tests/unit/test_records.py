@@ -46,13 +46,22 @@ def new(round_: int = 0) -> records.Record:
 
 def test_summary() -> None:
     summary = summarise(RESULT)
-    assert summary["step_seconds"] == [2.0, 3.0], "the slowest rank's time counts"
-    assert summary["throughput"] == 20 / 5, "all samples over all time"
-    assert summary["epoch_seconds"] == 25
+    assert summary["step_seconds"] == [2.0, 2.0], "until the last rank has ended a step"
+    assert summary["throughput"] == 20 / 4, "all samples over all time"
+    assert summary["epoch_seconds"] == 20
     assert summary["losses"] == [6.0, 3.0]
     assert summary["bytes_per_step"] == [{"flat": 10, "intra": 0, "inter": 0}, {"flat": 20, "intra": 0, "inter": 0}]
     assert summary["metrics"] == {"top1": 6.0}
     assert summary["phase_seconds"]["backward"] == 2.0
+
+
+def test_ranks_that_wait_in_turn_wait_once() -> None:
+    """Two ranks meet a slow one in turn: each waits for it in every other step, for what it did not wait before."""
+    slow, first, second = [2.0, 2.0, 2.0, 2.0], [2.0, 0.5, 3.5, 0.5], [0.5, 3.5, 0.5, 3.5]
+    ranks = tuple(rank(seconds, (5.0, 4.0), 20.0) for seconds in (slow, first, second))
+    summary = summarise(replace(RESULT, ranks=ranks))
+    assert summary["step_seconds"] == [2.0, 2.0, 2.0, 2.0], "not 3.5 from the second one on"
+    assert summary["throughput"] == 40 / 8
 
 
 def test_statuses() -> None:

@@ -77,6 +77,13 @@ def test_bytegrad_does_what_the_paper_s_pseudo_code_says() -> None:
     assert calls[1].nbytes == pytest.approx(calls[0].nbytes / 4, rel=1e-3)
 
 
+@pytest.mark.parametrize(("algo", "kind"), [("decentralized", "pairs"), ("low_precision_decentralized", "exchange")])
+def test_who_meets_in_pairs_is_told_from_who_has_neighbours(algo: str, kind: str) -> None:
+    program = rehearse(cell("task=vgg16", f"algo={algo}"))
+    ops = [op for item in program.steps[-1] if isinstance(item, Submit) for op in item.ops]
+    assert {op.kind for op in ops if isinstance(op, Collective) and op.level == "inter"} == {kind}
+
+
 def really_sent(comm: Any, chosen: Cell, steps: int) -> dict[str, float]:
     task = EmulatedTask(chosen.task.batch, layers_of(chosen.task), Diary())
     model = task.model()
