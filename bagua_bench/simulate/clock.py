@@ -50,6 +50,7 @@ class Clock:
         self._cluster, self._compute, self._factors = cluster, compute, list(factors)
         self._loads, self._load = loads, [1.0 for _ in factors]
         self._durations: dict[Operation, float] = {}
+        self._own_bytes: dict[Collective, float] = {}
         self._line, self._wire = without_hops(cluster), wire(cluster)
         self._passes = {"forward": compute.forward, "backward": compute.backward, "optimizer": compute.optimizer}
 
@@ -109,7 +110,9 @@ class Clock:
 
     def own_bytes(self, op: Collective) -> float:
         """Seconds that the bytes of a collective take on the line, where every channel has its own connections."""
-        return seconds(op, self._wire)
+        if op not in self._own_bytes:
+            self._own_bytes[op] = seconds(op, self._wire)
+        return self._own_bytes[op]
 
     def carried_over(self, exposed: float, k: int) -> float:
         """Seconds of the communication after the optimizer step that the next step hides, on class k."""

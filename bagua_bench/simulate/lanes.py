@@ -102,12 +102,16 @@ class Lanes:
 
     def _settle(self, state: _State, until: float) -> None:
         """Begin operations in the order of their times, as long as these lie before `until`."""
-        while waiting := [channel for channel, queue in enumerate(state.queues) if queue]:
-            begins = {channel: max(_ready(state, channel)) for channel in waiting}
-            first = min(waiting, key=begins.__getitem__)
+        begins = {channel: max(_ready(state, channel)) for channel, queue in enumerate(state.queues) if queue}
+        while begins:
+            first = min(begins, key=begins.__getitem__)  # of several at a time the lowest channel
             if begins[first] >= until:
                 return
             self._begin(state, first)
+            if state.queues[first]:
+                begins[first] = max(_ready(state, first))
+            else:
+                del begins[first]
 
     def _begin(self, state: _State, channel: int) -> None:
         piece, at = state.queues[channel][0], _ready(state, channel)

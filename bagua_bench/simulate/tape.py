@@ -27,8 +27,12 @@ class Tape:
         self._seen: list[program.Operation] | None = None
 
     def add(self, item: Item) -> None:
-        """Record what the training thread does."""
-        self._items.append(item)
+        """Record what the training thread does; layers between which nothing happens are one piece of work."""
+        last = self._items[-1] if self._items else None
+        if isinstance(item, Work) and isinstance(last, Work) and item.phase == last.phase:
+            self._items[-1] = Work(item.phase, last.share + item.share)
+        else:
+            self._items.append(item)
 
     def operation(self, op: program.Operation) -> None:
         """Record a collective or memory traffic, in the job if there is one."""
