@@ -4,7 +4,8 @@
 
 calibrate fits the parameters and writes conf/cluster/NAME.yaml. It uses the published points (--cluster bagua_paper or
 bagua_paper_e2e) or, with --records, this suite's own measured or emulated runs; --fit "KEY=VALUE,VALUE ..." limits the
-fit to records with these settings, and the cluster's file stores it. validate prints errors per figure, task and
+fit to records with these settings, and the cluster's file stores it. With --also TRANSPORT.PARAMETER it only shows what
+the fit would find if that transport had its own value of the parameter. validate prints errors per figure, task and
 algorithm, rankings, errors of points when a fit leaves them out, and errors of the records that --fit excluded.
 """
 
@@ -32,13 +33,18 @@ def main() -> int:
     parser.add_argument("--cluster", default="bagua_paper", help="name of the file in conf/cluster")
     parser.add_argument("--records", type=Path, nargs="+", help="records of measured or emulated runs")
     parser.add_argument("--fit", metavar="SETTINGS", help="calibrate: records that the fit uses (default: all)")
+    parser.add_argument("--also", metavar="TRANSPORT.PARAMETER", help="calibrate: one more parameter; writes no file")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder that holds paper/*.csv")
     given = parser.parse_args()
     try:
         if given.what == "validate" and given.fit is not None:
             raise ValueError(f"--fit {given.fit}: goes with calibrate; validate reads it from the cluster's file")
+        if given.what == "validate" and given.also is not None:
+            raise ValueError(f"--also {given.also}: goes with calibrate")
         chosen = calibration.fit_of(given.cluster) if given.what == "validate" and given.records else given.fit
         source = calibration.open_source(given.cluster, given.results / "paper", given.records, chosen)
+        if given.also is not None:
+            source = source.with_own(given.also)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -48,7 +54,8 @@ def main() -> int:
         if given.what == "calibrate":
             found = source.calibrate()
             print(parameter_table(found).to_string(index=False))
-            print(f"cluster: {source.write(found)}")
+            if given.also is None:
+                print(f"cluster: {source.write(found)}")
         else:
             for title, table in source.validate():
                 print(f"\n{title}\n{table if isinstance(table, str) else table.to_string()}")

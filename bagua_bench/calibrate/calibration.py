@@ -66,6 +66,19 @@ class Source:
         """The points that the fit uses."""
         return [k.case for k in self.known if k.role == "fitted"]
 
+    def with_own(self, wanted: str) -> Source:
+        """The same with one more parameter, TRANSPORT.PARAMETER, that is a transport's own. ValueError, one line."""
+        transport, _, name = wanted.partition(".")
+        keys, own = {p.key for p in self.parameters}, [p for p in self.parameters if p.name == name]
+        transports = {case.cell.transport.name for case in self.cases}
+        if not own or transport not in transports:
+            known = f"{'|'.join(sorted(transports))}, then {'|'.join(sorted({p.name for p in self.parameters}))}"
+            raise ValueError(f"--also {wanted}: allowed: {known}")
+        added = replace(own[0], transport=transport)
+        if added.key in keys:
+            raise ValueError(f"--also {wanted}: is in the fit anyway")
+        return replace(self, parameters=(*self.parameters, added))
+
     def calibrate(self) -> Fit:
         """Fit the parameters to the points in the fit."""
         return fit(self.cases, self.parameters, self.base)

@@ -344,6 +344,20 @@ def test_a_selection_that_cannot_be_is_refused(own: Path, chosen: str, message: 
     assert "\n" not in str(refused.value)
 
 
+def test_a_transport_may_have_a_value_of_its_own(own: Path) -> None:
+    source = calibration.open_source("mine", own.parent, [own]).with_own("gloo.call")
+    *before, added = source.parameters
+    assert added.key == "call (gloo)" and "call" in {p.key for p in before}
+    values = [2 * p.start if p is added else p.start for p in source.parameters]
+    call = {name: physics(values, source.parameters, source.base, name).call for name in ("gloo", "nccl")}
+    assert call == {"gloo": 2 * added.start, "nccl": added.start}
+    with pytest.raises(ValueError, match=r"--also gloo\.call: is in the fit anyway"):
+        source.with_own("gloo.call")
+    for wanted in ("gloo.calls", "nccl.call", "call"):
+        with pytest.raises(ValueError, match=rf"--also {wanted}: allowed: gloo, then call\|"):
+            source.with_own(wanted)
+
+
 def test_a_selection_needs_records() -> None:
     with pytest.raises(ValueError, match="--fit task=vgg16"):
         calibration.open_source("bagua_paper", PAPER_FOLDER, None, "task=vgg16")
@@ -351,6 +365,7 @@ def test_a_selection_needs_records() -> None:
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["validate", "--fit", "task=vgg16"], "goes with calibrate"),
+    (["validate", "--also", "gloo.call"], "goes with calibrate"),
     (["validate", "--cluster", "nowhere", "--records", "x.jsonl"], "--cluster nowhere"),
     (["calibrate", "--records", "x.jsonl"], "x.jsonl"),
 ])  # fmt: skip
