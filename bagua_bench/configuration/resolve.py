@@ -135,6 +135,7 @@ def _run(given: dict[str, Any], tune: dict[str, Any], elastic: dict[str, Any], b
     own: dict[str, Any] = {"timeout": units.parse("run.timeout", given["timeout"], units.SECONDS)}
     own["autotune"] = tune if given["autotune"] else None
     own["fused_optimizer"] = given["fused_optimizer"] or None
+    own["trace"] = given["trace"] or None
     own["elastic"] = (
         {**elastic, "outages": [_outage(text) for text in elastic["outages"]]} if given["elastic"] else None
     )

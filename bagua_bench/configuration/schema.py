@@ -84,6 +84,7 @@ class RunKeys:
     autotune: bool = False  # before the timed steps; undone afterwards, as the warm-up
     fused_optimizer: bool = False  # small parameters are updated many at a time
     elastic: bool = False  # goes on from a checkpoint with the servers that are left
+    trace: bool = False  # a file that shows what every rank did when
 
 
 @dataclass

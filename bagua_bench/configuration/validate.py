@@ -31,6 +31,7 @@ def validate(cell: Cell) -> None:
         data_settings.problems,
         _peers,
         _tuning,
+        _tracing,
         _fusing,
         _batch_norm,
         elastic_settings.problems,
@@ -209,6 +210,11 @@ def _tuning(cell: Cell) -> Iterator[str]:
             f"tune.advised={cell.run.autotune.advised}: mode={cell.mode} does not know how long computing takes; "
             "allowed: 0, with run.bucket_size and run.channels from bagua-bench advise, which are tried first"
         )
+
+
+def _tracing(cell: Cell) -> Iterator[str]:
+    if cell.run.trace and cell.run.elastic is not None:
+        yield "run.trace=true: the steps of an elastic run are not noted; allowed: run.elastic=false"
 
 
 def _fusing(cell: Cell) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,10 +36,11 @@ class Stopwatch:
     """Splits a step into phases, each from its mark to the next; a phase may be marked several times.
 
     On a GPU the phases are those of its stream; `stop` then waits for the step to end.
+    note: is told the name and the stamps of every phase, and of the whole as `step`.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, note: Callable[[str, Any, Any], None] | None = None) -> None:
+        self._device, self._note = device, note
         self._marks: list[tuple[str, Any]] = []
 
     def mark(self, phase: str, at: Any = None) -> None:
@@ -48,8 +51,12 @@ class Stopwatch:
         """End the step; return the seconds of every phase and of the whole step (`step`)."""
         self.mark("end")
         seconds = dict.fromkeys(PHASES, 0.0)
-        for (phase, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
+        for (phase, begin), (_, end) in pairwise(self._marks):
             seconds[phase] += seconds_between(begin, end, self._device)
         seconds["step"] = seconds_between(self._marks[0][1], self._marks[-1][1], self._device)
+        if self._note is not None:
+            self._note("step", self._marks[0][1], self._marks[-1][1])
+            for (phase, begin), (_, end) in pairwise(self._marks):
+                self._note(phase, begin, end)
         self._marks.clear()
         return seconds

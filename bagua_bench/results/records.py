@@ -51,11 +51,12 @@ def make_record(cell: Cell, campaign: str, round_: int, began: datetime) -> Reco
     }
 
 
-def complete(record: Record, result: Result) -> Record:
-    """Add rank 0's result: status `done`, or `wrong` if its checks did not pass."""
+def complete(record: Record, result: Result, trace: str | None = None) -> Record:
+    """Add rank 0's result: status `done`, or `wrong` if its checks did not pass. trace: the file of the run's trace."""
     checks = result.checks
     status = "done" if checks.passed else "wrong"
-    return {**record, "status": status, "reason": checks.reason, "result": summarise(result)}
+    found = summarise(result) | ({} if trace is None else {"trace": trace})
+    return {**record, "status": status, "reason": checks.reason, "result": found}
 
 
 def fail(record: Record, reason: str) -> Record:

@@ -106,6 +106,40 @@ class Elastic:
     interruptions: tuple[Interruption, ...]
 
 
+TRAINING, AVERAGING = "training", "averaging"
+"""Tracks of a trace: the thread that computes, and the one of averaging rounds."""
+
+
+def channel_track(number: int) -> str:
+    """The track of a channel, or of a transport's own lane."""
+    return f"channel {number}"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that a rank does in the timed steps: a step, a phase, the communication of a bucket, a collective."""
+
+    track: str
+    name: str
+    begin: float
+    """Seconds since the timed steps began."""
+    seconds: float
+    nbytes: float | None = None
+    """Of the tensor that a collective was given."""
+    level: str | None = None
+    """Who takes part in it: flat, intra, inter."""
+
+    def slowed(self, factor: float) -> Span:
+        """With times so many times as long."""
+        return replace(self, begin=self.begin * factor, seconds=self.seconds * factor)
+
+
+def in_order(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """By the time at which they begin. What contains something ends, and so was noted, later, and goes before it."""
+    places = sorted(range(len(spans)), key=lambda place: (spans[place].begin, -spans[place].seconds, -place))
+    return tuple(spans[place] for place in places)
+
+
 @dataclass(frozen=True)
 class RankResult:
     """What one rank measured in the timed steps; in a simulation an entry stands for several ranks."""
@@ -126,11 +160,16 @@ class RankResult:
     averaging: Averaging | None = None
     trains: bool = True
     """Whether it takes batches; False of a rank that only serves others."""
+    spans: tuple[Span, ...] = ()
+    """What it did when, if that was asked for."""
 
     def slowed(self, factor: float) -> RankResult:
         """With times so many times as long."""
         averaging = None if self.averaging is None else self.averaging.slowed(factor)
-        return replace(self, seconds=tuple(_times(step, factor) for step in self.seconds), averaging=averaging)
+        seconds = tuple(_times(step, factor) for step in self.seconds)
+        return replace(
+            self, seconds=seconds, averaging=averaging, spans=tuple(span.slowed(factor) for span in self.spans)
+        )
 
 
 def _times(seconds: Mapping[str, float], factor: float) -> dict[str, float]:

@@ -35,7 +35,9 @@ HISTORY = {
     "versions; `network.measured.late`: the share of packets that the emulator passed on late, missing in older "
     "versions",
     12: "`result.step_seconds`: until the last rank has ended a step, from the end of the one before; in older "
-    "versions the longest time that a rank took for it, whose sum is too long where ranks do not wait for each other",
+    "versions the longest time that a rank took for it, whose sum is too long where ranks do not wait for each other; "
+    "`config.run.trace` and `result.trace`: the file that shows what ranks did when, missing where it was not asked "
+    "for",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)

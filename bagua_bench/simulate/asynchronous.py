@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bagua_bench.machine.program import Collective, Gate, Operation, Phase, Program, Round, Step, Traffic, Wait, Work
+from bagua_bench.results.result import AVERAGING, Span
+from bagua_bench.simulate.spans import of_step
 from bagua_bench.simulate.timing import Timing, split
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ def run_asynchronous(clock: Clock, program: Program) -> Timing:
     in progress slows down the computing of a step.
     """
     assert program.round is not None
-    rounds, timing = _Rounds(clock, program.round), Timing()
+    rounds, timing = _Rounds(clock, program.round), Timing(spans=[[] for _ in clock.classes])
     now = [0.0 for _ in clock.classes]
     for number, step in enumerate(program.steps):
         clock.enter(number)
@@ -28,7 +30,12 @@ def run_asynchronous(clock: Clock, program: Program) -> Timing:
             end, marks = _step(clock, rounds, step, k, now[k])
             spent.append(split(marks, end, now[k]))
             now[k] = end
+            if clock.notes:
+                timing.spans[k] += of_step(marks, end)
         timing.steps.append(spent)
+    if clock.notes:
+        for k in clock.classes:
+            timing.spans[k] += rounds.spans(k, now[k])
     finished = [r for r in rounds.done if r.applied[0] is not None]
     timing.rounds = len(finished)
     if finished:
@@ -72,6 +79,15 @@ class _Rounds:
             if None not in flight.applied:
                 self._launch(max(at for at in flight.applied if at is not None) + self._round.pause)
         return now
+
+    def spans(self, k: int, until: float) -> Iterator[Span]:
+        """What rounds that began before `until` did when, for class k."""
+        for flight in self.done:
+            if flight.begin < until:
+                yield Span(AVERAGING, "snapshot", flight.begin, flight.snapshot - flight.begin)
+                yield Span(AVERAGING, "exchange", flight.snapshot, flight.end - flight.snapshot)
+            if (applied := flight.applied[k]) is not None:
+                yield Span(AVERAGING, "apply", applied - self.apply[k], self.apply[k])
 
     def _launch(self, begin: float) -> None:
         snapshot = begin + self._before

@@ -24,10 +24,12 @@ from bagua_bench.machine.program import (
     Wait,
     Work,
 )
+from bagua_bench.results.result import Span
 from bagua_bench.simulate.asynchronous import run_asynchronous
 from bagua_bench.simulate.cluster import Cluster
 from bagua_bench.simulate.costs import seconds, wire, without_hops
-from bagua_bench.simulate.lanes import Lanes, Left
+from bagua_bench.simulate.lanes import Lanes, Left, Noted
+from bagua_bench.simulate.spans import of_channels, of_step
 from bagua_bench.simulate.timing import Timing, averaged, split
 
 _PHASES = 8
@@ -38,6 +40,7 @@ class Clock:
     """Runs programs on a cluster. `factors` multiply the computing time, one per class of ranks.
 
     loads: of every step, what multiplies the time of each class's passes in that step alone.
+    note: keep what each class does when.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class Clock:
         compute: Compute,
         factors: Sequence[float] = (1.0,),
         loads: Sequence[Sequence[float]] | None = None,
+        note: bool = False,
     ) -> None:
+        self.notes = note
         self._cluster, self._compute, self._factors = cluster, compute, list(factors)
         self._loads, self._load = loads, [1.0 for _ in factors]
         self._durations: dict[Operation, float] = {}
@@ -64,11 +69,12 @@ class Clock:
 
     def _run(self, program: Program, phase: float = 0.0) -> Timing:
         """The time of every step, which begins when this share of a fusion cycle has yet to pass."""
-        timing = Timing()
+        timing = Timing(spans=[[] for _ in self.classes])
+        begin = [0.0 for _ in self.classes]
         left: list[Left] = []
         for number, step in enumerate(program.steps):
             alike = self._loads is None or (number and self._loads[number] == self._loads[number - 1])
-            if number and step == program.steps[number - 1] and not left and alike:
+            if number and step == program.steps[number - 1] and not left and alike and not self.notes:
                 timing.steps.append(timing.steps[-1])  # both begin and end with an empty lane
                 continue
             self.enter(number)
@@ -76,6 +82,10 @@ class Clock:
             run = _Run(self, program, lanes, left, phase)
             timing.steps.append(run.take(step))
             left = run.left()
+            if self.notes:
+                for k in self.classes:
+                    timing.spans[k] += run.spans(k, begin[k])
+                    begin[k] += timing.steps[-1][k]["step"]
         return timing
 
     @property
@@ -136,7 +146,9 @@ class _Run:
         self._ends = [0.0] * lanes  # when each of the transport's lanes is free, if there are several
         self._line = 0.0
         self._now = [0.0 for _ in clock.classes]
-        self._lanes = Lanes(left, program.channels, len(clock.classes), clock.duration, clock.own_bytes)
+        self._lanes = Lanes(left, program.channels, len(clock.classes), clock.duration, clock.own_bytes, clock.notes)
+        self._shared: list[Noted] = []
+        self._in_buckets = not (program.asynchronous or program.fusion)
         self._marks: list[list[tuple[str, float]]] = [[] for _ in clock.classes]
         self._pending: list[tuple[float, int]] = []
         self._tick = 0.0 if self._fusion is None else (phase - 1) * self._period(self._fusion)
@@ -146,6 +158,11 @@ class _Run:
         for item in step:
             self._item(item)
         return [split(marks, now) for marks, now in zip(self._marks, self._now, strict=True)]
+
+    def spans(self, k: int, begin: float) -> list[Span]:
+        """What class k does when in this step, which begins then."""
+        noted = [one for one in self._lanes.noted() if self._in_buckets or not isinstance(one.what, int)]
+        return [*of_step(self._marks[k], self._now[k], begin), *of_channels([*noted, *self._shared], k, begin)]
 
     def left(self) -> list[Left]:
         """For every piece of work not waited for: how long after the end of the step each class is done with it."""
@@ -199,6 +216,9 @@ class _Run:
             if isinstance(op, Collective):
                 self._line = max(begin, self._line) + self._clock.on_the_line(op)
                 end = max(end, self._line)
+            if self._clock.notes:
+                classes = len(self._now)
+                self._shared.append(Noted(first, op, [begin] * classes, [end] * classes))
         self._ends[first] = end
 
     def _fuse(self, until: float | None) -> None:

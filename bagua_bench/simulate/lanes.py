@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from bagua_bench.machine.program import Collective, Operation
@@ -17,14 +17,26 @@ Left = tuple[int, list[float]]
 """A channel, and how long each class will take until it is done with a piece of work there."""
 
 
+@dataclass(frozen=True)
+class Noted:
+    """What a channel has done: an operation, or a whole piece of work with this key. When, for each class."""
+
+    channel: int
+    what: Operation | int
+    begin: list[float]
+    end: list[float]
+
+
 @dataclass(eq=False)
 class _Piece:
     """Work that was submitted to a channel."""
 
     channel: int
+    key: int
     ops: deque[Operation]
     at: list[float]
     """When each class can begin the first of `ops`; once there are none left, when it is done."""
+    begun: list[float] | None = None
 
 
 @dataclass
@@ -34,16 +46,19 @@ class _State:
     queues: list[deque[_Piece]]
     at: list[list[float]]
     line: dict[str, float] = field(default_factory=lambda: {"intra": 0.0, "inter": 0.0})
+    noted: list[Noted] | None = None
 
     def copy(self) -> _State:
-        queues = [deque(_Piece(p.channel, deque(p.ops), list(p.at)) for p in queue) for queue in self.queues]
-        return _State(queues, [list(at) for at in self.at], dict(self.line))
+        queues = [deque(replace(p, ops=deque(p.ops), at=list(p.at)) for p in queue) for queue in self.queues]
+        noted = None if self.noted is None else list(self.noted)
+        return _State(queues, [list(at) for at in self.at], dict(self.line), noted)
 
 
 class Lanes:
     """Lanes of so many channels, with work `left` from earlier steps.
 
     duration: seconds of an operation on a class. own_bytes: seconds in which only a collective's bytes are on the line.
+    note: keep what was done when.
     """
 
     def __init__(
@@ -53,17 +68,22 @@ class Lanes:
         classes: int,
         duration: Callable[[Operation, int], float],
         own_bytes: Callable[[Collective], float],
+        note: bool = False,
     ) -> None:
         self._duration, self._own_bytes, self._channels = duration, own_bytes, range(channels)
-        self._pieces = [_Piece(channel, deque(), at) for channel, at in left]
+        self._pieces = [_Piece(channel, 0, deque(), at) for channel, at in left]
         self._landed = 0  # pieces that were waited for
         ends = {piece.channel: piece.at for piece in self._pieces}
-        self._now = _State([deque() for _ in self._channels], [ends.get(c, [0.0] * classes) for c in self._channels])
+        self._now = _State(
+            [deque() for _ in self._channels],
+            [ends.get(c, [0.0] * classes) for c in self._channels],
+            noted=[] if note else None,
+        )
         self._foreseen: tuple[_State, list[list[float]]] | None = None
 
     def submit(self, ops: Sequence[Operation], key: int, ready: Sequence[float]) -> None:
         """Queue work. What begins before it can is settled; what begins later may have to share the line with it."""
-        piece = _Piece(key % len(self._channels), deque(ops), list(ready))
+        piece = _Piece(key % len(self._channels), key, deque(ops), list(ready))
         if len(self._channels) > 1:
             self._settle(self._now, min(ready))
         self._pieces.append(piece)
@@ -91,6 +111,10 @@ class Lanes:
             for piece, own in zip(self._pieces[waited:], ends[waited:], strict=True)
         ]
 
+    def noted(self) -> list[Noted]:
+        """What was done when, if nothing else comes."""
+        return self._future()[0].noted or []
+
     def _future(self) -> tuple[_State, list[list[float]]]:
         """The lanes when all is done, and when each piece is, if nothing else comes."""
         if self._foreseen is None:
@@ -114,16 +138,23 @@ class Lanes:
                 del begins[first]
 
     def _begin(self, state: _State, channel: int) -> None:
-        piece, at = state.queues[channel][0], _ready(state, channel)
+        piece, begin = state.queues[channel][0], _ready(state, channel)
+        at = begin
+        if piece.begun is None:
+            piece.begun = begin
         if piece.ops:
             op = piece.ops.popleft()
             if isinstance(op, Collective):
                 at = [self._collective(state, op, max(at))] * len(at)
             else:
                 at = [own + self._duration(op, k) for k, own in enumerate(at)]
+            if state.noted is not None:
+                state.noted.append(Noted(channel, op, begin, at))
         state.at[channel] = piece.at = at
         if not piece.ops:
             state.queues[channel].popleft()
+            if state.noted is not None:
+                state.noted.append(Noted(channel, piece.key, piece.begun, at))
 
     def _collective(self, state: _State, op: Collective, meet: float) -> float:
         end = meet + self._duration(op, 0)

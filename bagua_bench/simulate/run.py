@@ -14,7 +14,16 @@ from bagua_bench.machine.loads import Loads, imbalance, of_steps, task_of
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Collective, Program
 from bagua_bench.machine.scale import scale_model
-from bagua_bench.results.result import NOT_CHECKED, Averaging, RankResult, Reality, Result, Sending, with_traffic
+from bagua_bench.results.result import (
+    NOT_CHECKED,
+    Averaging,
+    RankResult,
+    Reality,
+    Result,
+    Sending,
+    in_order,
+    with_traffic,
+)
 from bagua_bench.simulate.clock import Clock
 from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.costs import seconds
@@ -40,7 +49,7 @@ def simulate(cell: Cell) -> Result:
         program = with_rounds(program, cluster, compute, least)
     loads = _loads(cell, len(program.steps))
     factors, members = _classes(cell, loads)
-    timing = Clock(cluster, compute, factors, loads).run(program)
+    timing = Clock(cluster, compute, factors, loads, bool(cell.run.trace)).run(program)
     entries, counts = _ranks(program, timing, members)
     averaging = None if program.round is None else _averaging(timing)
     return Result(
@@ -122,7 +131,9 @@ def _ranks(program: Program, timing: Timing, classes: list[int]) -> tuple[tuple[
             extra = program.sent_per_round[kind] if program.sent_per_round else {}
             sent = {key: value * steps + extra.get(key, 0.0) * rounds for key, value in program.sent[kind].items()}
             taken = tuple(step[k] for step in timing.steps)
-            entries.append(RankResult(seconds=taken, losses=(), sent=sent, metrics={}, peak_memory=None))
+            spans = in_order(timing.spans[k]) if timing.spans and not kind else ()  # the program is the leader's
+            result = RankResult(seconds=taken, losses=(), sent=sent, metrics={}, peak_memory=None, spans=spans)
+            entries.append(result)
             counts.append(share)
     return tuple(entries), tuple(counts)
 

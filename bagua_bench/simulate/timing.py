@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from bagua_bench.results.phases import PHASES
+from bagua_bench.results.result import Span
 
 
 @dataclass
@@ -18,15 +19,17 @@ class Timing:
     round_seconds: float = 0.0
     staleness: float = 0.0
     """Mean number of steps between a snapshot and its application, for an algorithm that runs ASYNC."""
+    spans: list[list[Span]] = field(default_factory=list)
+    """For each class, what it did when, if that was asked for."""
 
 
 def averaged(timings: Sequence[Timing]) -> Timing:
-    """The mean of timings of the same steps and classes, none of them ASYNC."""
+    """The mean of timings of the same steps and classes, none of them ASYNC; the spans are the first one's."""
     steps = [
         [{name: fmean(one[name] for one in phases) for name in phases[0]} for phases in zip(*classes, strict=True)]
         for classes in zip(*(timing.steps for timing in timings), strict=True)
     ]
-    return Timing(steps)
+    return Timing(steps, spans=timings[0].spans)
 
 
 def split(marks: list[tuple[str, float]], end: float, begin: float = 0.0) -> dict[str, float]:

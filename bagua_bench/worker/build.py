@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -15,18 +18,28 @@ from bagua_bench.engine.engine import Engine
 from bagua_bench.engine.loss_scale import LossScale
 from bagua_bench.engine.schedule import Perform, perform
 from bagua_bench.engine.sizing import LEAST
+from bagua_bench.engine.trace import Trace
 from bagua_bench.engine.trainer import Trainer
 from bagua_bench.fused.optimizer import fuse
 from bagua_bench.peers.base import Peer
 
 
 def make_trainer(
-    cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, perform: Perform = perform
+    cell: Cell,
+    model: nn.Module,
+    optimizer: Optimizer,
+    comm: CountedComm,
+    perform: Perform = perform,
+    trace: Trace | None = None,
 ) -> Trainer:
-    """A peer system, or the engine with an algorithm whose pieces are called through `perform`; collective."""
+    """A peer system, or the engine with an algorithm whose pieces are called through `perform`; collective.
+
+    trace: where the engine's communication is noted.
+    """
     if cell.run.fused_optimizer:
         optimizer = fuse(_without_kernels(optimizer))
-    trainer = _make(cell, model, optimizer, comm, perform)
+    noting = {} if trace is None else {"lanes": trace.channels, "averaging": trace.averaging}
+    trainer = _make(cell, model, optimizer, comm, perform, noting)
     if cell.run.precision == "fp16":
         trainer.scale = LossScale(next(model.parameters()).device)
     return trainer
@@ -50,7 +63,14 @@ def _autotune(cell: Cell) -> Autotune | None:
     return Autotune(asked.max_samples, steps, behind, cell.run.seed, asked.first, cell.shrink)
 
 
-def _make(cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm, perform: Perform) -> Trainer:
+def _make(
+    cell: Cell,
+    model: nn.Module,
+    optimizer: Optimizer,
+    comm: CountedComm,
+    perform: Perform,
+    noting: Mapping[str, Any],
+) -> Trainer:
     algo, run = cell.algo, cell.run
     component = build(algo.target, algo.options)
     if isinstance(component, Peer):
@@ -70,4 +90,5 @@ def _make(cell: Cell, model: nn.Module, optimizer: Optimizer, comm: CountedComm,
         autotune=_autotune(cell),
         perform=perform,
         shares_cores=cell.mode == "measure",
+        **noting,
     )

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua_bench.engine.stopwatch import Stopwatch
+from bagua_bench.engine.trace import Trace
 from bagua_bench.engine.trainer import Trainer
 from bagua_bench.worker import memory
 from tasks.base import Batch, Task
@@ -27,6 +28,7 @@ class Loop:
     precision: bf16 and fp16 run forward and loss under autocast; weights, gradients and messages stay float32. fp16
     needs the trainer's `scale`.
     A straggler's compute takes `slowness` times as long: before a step it waits for the extra time of the last one.
+    trace: where phases of steps are noted.
     """
 
     def __init__(
@@ -38,10 +40,12 @@ class Loop:
         report: Callable[[str, int, float, float], None],
         slowness: float = 1.0,
         precision: str = "fp32",
+        trace: Trace | None = None,
     ) -> None:
+        self.trace = trace
         self._trainer, self._task, self._device = trainer, task, device
         self._accumulate, self._report = accumulate, report
-        self._watch = Stopwatch(device)
+        self._watch = Stopwatch(device, None if trace is None else trace.phase)
         self._slowness, self._delay = slowness, 0.0
         self._half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 

@@ -32,6 +32,7 @@ from bagua_bench.elastic.course import Course
 from bagua_bench.elastic.members import Members
 from bagua_bench.emulate.emulation import Emulation
 from bagua_bench.engine.schedule import perform
+from bagua_bench.engine.trace import Trace
 from bagua_bench.engine.trainer import Trainer
 from bagua_bench.layers.batch_norm import synchronize_batch_norms
 from bagua_bench.machine import loads
@@ -69,10 +70,11 @@ def train(cell: Cell, progress: Progress) -> Result | None:
         if task.sync_bn:
             model = synchronize_batch_norms(model, comm)
         how = perform if emulation is None else emulation.perform
-        with make_trainer(cell, model, task.optimizer(model), comm, how) as trainer:
+        trace = Trace(device) if run.trace else None
+        with make_trainer(cell, model, task.optimizer(model), comm, how, trace) as trainer:
             memory.trim()  # the parameters have moved into buckets
             with nullcontext() if emulation is None else emulation.attached(trainer):
-                result = _measure(cell, task, trainer, comm, device, progress)
+                result = _measure(cell, task, trainer, comm, device, progress, trace=trace)
             if result is not None and emulation is not None:
                 return replace(result, emulation=emulation.description()).slowed(cell.haste)
             return result
@@ -118,13 +120,14 @@ def _measure(
     device: torch.device,
     progress: Progress,
     course: Course | None = None,
+    trace: Trace | None = None,
 ) -> Result | None:
     """Warm up, take the timed steps, check; the result on rank 0, None elsewhere."""
     run, size, learns = cell.run, dist.get_world_size(), cell.mode == "measure"
     declared = facts.algorithm(cell.algo)
     workers = size - cell.cluster.ranks + declared.workers(cell.cluster)  # of an elastic run, servers may be missing
     samples = task.batch * run.accumulate * workers
-    warmup_steps, own = _trained(cell, task, trainer, device, progress, samples, course)
+    warmup_steps, own = _trained(cell, task, trainer, device, progress, samples, course, trace)
     streams = environment.streams(cell.transport) or comm.streams()
     with trainer.paused():
         progress.say("checking")
@@ -159,6 +162,7 @@ def _trained(
     progress: Progress,
     samples: int,
     course: Course | None,
+    trace: Trace | None,
 ) -> tuple[int, RankResult]:
     """Warm up and take the timed steps, of so many samples each: how many steps the warm-up took, and this rank's own.
 
@@ -173,7 +177,7 @@ def _trained(
         return 0, elastic.go_on(run, task, trainer, loop, device, progress, course)
     declared = facts.algorithm(cell.algo)
     report = progress.stepper(samples / cell.haste, {"untimed": run.untimed, "timed": declared.whole(run.steps)})
-    loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision)
+    loop = Loop(trainer, task, device, run.accumulate, report, slowness, run.precision, trace)
     workers = declared.workers(cell.cluster)
     warmup_steps = _warm_up(run, task, trainer, loop, learns, workers) if run.warmup or run.autotune else 0
     torch.manual_seed(run.seed + 1 + rank)  # dropout differs between ranks
@@ -219,6 +223,8 @@ def _timed(
     devices.settle(device)  # weights that go out once more after the warm-up are no part of the timed steps
     dist.barrier()
     counts = Counts(trainer, device)
+    if loop.trace is not None:
+        loop.trace.start()
     steps = declared.whole(run.steps)
     seconds, losses = loop.take(batches, steps, "timed")
     soon = time.monotonic() + _LEAST_SECONDS
@@ -226,7 +232,8 @@ def _timed(
         more, their_losses = loop.take(batches, steps, "timed")
         seconds, losses = seconds + more, losses + their_losses
     dist.barrier()
-    return counts.result(seconds, [*early_losses, *losses])
+    spans = () if loop.trace is None else loop.trace.spans()
+    return replace(counts.result(seconds, [*early_losses, *losses]), spans=spans)
 
 
 def _goes_on(trainer: Trainer, rounds: int, patient: bool) -> bool:

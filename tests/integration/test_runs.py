@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -73,6 +74,26 @@ def test_a_fused_optimizer_learns_what_torchs_own_kernel_does(tmp_path: Path) ->
     theirs, ours = recorded(tmp_path)
     assert ours["config"]["run"]["fused_optimizer"] is True and "fused_optimizer" not in theirs["config"]["run"]
     assert ours["result"]["losses"] == pytest.approx(theirs["result"]["losses"], rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["measure", "emulate", "simulate"])
+def test_a_trace_of_every_mode(tmp_path: Path, mode: str) -> None:
+    """Its steps are the record's, and its collectives carry what the record says was sent."""
+    cluster = ["cluster=local", "compute=v100", "compute.shrink=1000"] if mode != "measure" else []
+    given = ["task=vgg16", "task.scale=tiny", "algo=gradient_allreduce", "run.steps=3", "run.evaluate=false", *cluster]
+    done = bench(tmp_path, f"mode={mode}", *given, "run.trace=true", "run.bucket_size=512KiB", "run.channels=2")
+    assert done.returncode == 0, done.stderr
+    [record] = recorded(tmp_path)
+    [path] = tmp_path.rglob("traces/*.json")
+    assert record["result"]["trace"] == f"traces/{path.name}" and f"trace: {path}" in done.stdout
+    spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    ranks = {event["pid"] for event in spans}
+    assert ranks == ({0} if mode == "simulate" else {0, 1})
+    ends = [max(e["ts"] + e["dur"] for e in spans if e["pid"] == rank and e["name"] == "step") for rank in ranks]
+    taken = sum(record["result"]["step_seconds"])
+    assert taken - 1e-6 <= max(ends) / 1e6 <= taken + (1e-6 if mode == "simulate" else 1.0), "it also shows pauses"
+    given_to = sum(e["args"]["bytes"] for e in spans if e["name"] == "all_reduce" and not e["pid"])
+    assert given_to == pytest.approx(3 * record["result"]["bytes_per_step"][0]["flat"], rel=1e-2), "of two ranks"
 
 
 def test_warm_up_leaves_no_trace(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""Notes what a rank does when, for a trace of its steps (docs/trace.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Bucket
+from bagua_bench.comm import CountedComm
+from bagua_bench.engine.asynchronous import AveragingLoop
+from bagua_bench.engine.lanes import Channels
+from bagua_bench.engine.stopwatch import seconds_between, stamp
+from bagua_bench.engine.streams import open_channels
+from bagua_bench.results.result import AVERAGING, TRAINING, Span, channel_track, in_order
+
+_CALLS = frozenset(
+    (
+        "all_reduce",
+        "reduce",
+        "broadcast",
+        "all_to_all",
+        "all_gather",
+        "gather_ragged",
+        "reduce_scatter",
+        "exchange",
+        "send_receive",
+    )
+)
+"""Calls of a communicator that take time."""
+
+
+class Trace:
+    """What one rank does from `start` on. Its threads may note at the same time.
+
+    On a GPU the times are those at which its streams come to the beginning and the end.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._zero: Any = None
+        self._found: list[tuple[str, str, Any, Any, dict[str, Any]]] = []
+
+    def start(self) -> None:
+        """Time is counted from here; what began before is left out."""
+        self._found, self._zero = [], stamp(self._device)
+
+    def add(self, track: str, name: str, begin: Any, end: Any, **about: Any) -> None:
+        """Note something that has happened between two stamps."""
+        if self._zero is not None:
+            self._found.append((track, name, begin, end, about))
+
+    @contextmanager
+    def noted(self, track: str, name: str, **about: Any) -> Iterator[None]:
+        """Note what happens inside."""
+        begin = stamp(self._device)
+        yield
+        self.add(track, name, begin, stamp(self._device), **about)
+
+    def phase(self, name: str, begin: Any, end: Any) -> None:
+        """Note a part of a step, or a whole one, of the training thread."""
+        self.add(TRAINING, name, begin, end)
+
+    def spans(self) -> tuple[Span, ...]:
+        """What was noted, by the time at which it began; what contains something goes before it."""
+        zero, found = self._zero, self._found
+        if zero is None:
+            return ()
+        spans = [
+            Span(
+                track,
+                name,
+                seconds_between(zero, begin, self._device),
+                seconds_between(begin, end, self._device),
+                **about,
+            )
+            for track, name, begin, end, about in found
+        ]
+        return in_order([span for span in spans if span.begin >= 0])
+
+    def channels(self, comm: CountedComm, number: int, device: torch.device) -> Channels:
+        """Channels whose work is noted; to be an engine's `lanes`."""
+        return _Channels(open_channels(comm, number, device), self)
+
+    def averaging(self, comm: Any, device: torch.device, pause: float, *work: Callable[[], None]) -> AveragingLoop:
+        """A loop whose rounds are noted; to be an engine's `averaging`."""
+
+        def within(name: str, piece: Callable[[], None]) -> None:
+            with self.noted(AVERAGING, name):
+                piece()
+
+        names = ("snapshot", "exchange", "apply")
+        return AveragingLoop(comm, device, pause, *map(partial, [within] * 3, names, work))
+
+
+class _Channels(Channels):
+    def __init__(self, plain: Channels, trace: Trace) -> None:
+        super().__init__(plain._lanes, plain._comms)
+        self._trace = trace
+
+    def submit(self, key: int, work: Callable[[CountedComm], None]) -> None:
+        super().submit(key, partial(self._noted, channel_track(key % self.number), work))
+
+    def _noted(self, track: str, work: Callable[[CountedComm], None], comm: CountedComm) -> None:
+        [*buckets] = [one for one in getattr(work, "args", ()) if isinstance(one, Bucket)]
+        name = f"bucket {buckets[0].name}" if buckets else "buffers"
+        with self._trace.noted(track, name):
+            work(_Noting(comm, self._trace, track, "flat"))  # type: ignore[arg-type]
+
+
+class _Noting:
+    """A communicator whose calls are noted."""
+
+    def __init__(self, comm: CountedComm, trace: Trace, track: str, level: str) -> None:
+        self._comm, self._trace, self._track, self._level = comm, trace, track, level
+        self.intra = comm.intra and _Noting(comm.intra, trace, track, "intra")
+        self.inter = comm.inter and _Noting(comm.inter, trace, track, "inter")
+
+    def subgroup(self, ranks: Any) -> _Noting:
+        return _Noting(self._comm.subgroup(ranks), self._trace, self._track, self._level)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._comm, name)
+        return partial(self._call, name, found) if name in _CALLS and self._comm.size > 1 else found
+
+    def _call(self, name: str, call: Callable[..., Any], x: Any, *arguments: Any, **options: Any) -> Any:
+        nbytes = x.nbytes if isinstance(x, Tensor) else sum(sent.nbytes for _, sent in x)
+        with self._trace.noted(self._track, name, nbytes=nbytes, level=self._level):
+            return call(x, *arguments, **options)
