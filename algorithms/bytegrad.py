@@ -12,6 +12,8 @@ from algorithms.primitives import c_lp_s
 class ByteGrad(Algorithm):
     """Full-precision mean inside a server, 8-bit scatter-gather between servers; then the optimizer step."""
 
+    line_share = 0.25
+
     def __init__(
         self,
         average: bool = True,

@@ -22,6 +22,7 @@ class LowPrecisionDecentralized(Algorithm):
 
     when = When.STEP
     gradients = False
+    line_share = 0.25
     consensus = 0.75
     carry: ClassVar = dict.fromkeys(_REPLICAS, Carry.ZERO)
 

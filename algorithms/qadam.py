@@ -21,6 +21,7 @@ class QAdam(Algorithm):
     and weight_decay replace the optimizer's.
     """
 
+    line_share = 0.25  # a fifth of a training run is the warm-up, and a bit of 32 is little beside it
     carry: ClassVar = {"sent_error": Carry.AVERAGE, "reduced_error": Carry.ZERO}
 
     def __init__(

@@ -53,6 +53,6 @@ def _seconds(cell: Cell, values: Values) -> float:
         run = replace(run, bucket_size=2 ** values["bucket_size_2p"], channels=values["channels"])
     if "hierarchical" in values:
         algo = replace(algo, options={**algo.options, "hierarchical": bool(values["hierarchical"])})
-    run = replace(run, steps=_STEPS, untimed=max(1, declared.warm_up), autotune=None)
+    run = replace(run, steps=_STEPS, untimed=max(1, declared.warm_up), autotune=None, trace=None)
     result = simulate(replace(cell, mode="simulate", algo=algo, run=run))
     return max(sum(step["step"] for step in rank.seconds) for rank in result.ranks)

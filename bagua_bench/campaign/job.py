@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bagua_bench.campaign.stage import Stage
-from bagua_bench.configuration.cell import Cell, Job
+from bagua_bench.configuration.cell import Job
 from bagua_bench.configuration.validate import absent
 from bagua_bench.launch import joined
 from bagua_bench.launch.failures import RunFailed
@@ -19,7 +19,6 @@ from bagua_bench.processes.alone import alone
 from bagua_bench.processes.disturbance import Disturbance
 from bagua_bench.results import records, trace
 from bagua_bench.results.records import NotKept, Record
-from bagua_bench.results.result import Result
 
 
 class Ended(NamedTuple):
@@ -66,18 +65,14 @@ def _run_job(job: Job, campaign: str, stage: Stage, watch: Watch, disturbance: D
         if lost := keep(lambda record: records.fail(record, "interrupted")).lost:
             print(lost, file=sys.stderr)
         raise
-    traced = _keep_trace(path.parent, result, job.cell, began)
-    return keep(lambda record: records.complete(record, result, traced))
-
-
-def _keep_trace(folder: Path, result: Result, cell: Cell, began: datetime) -> str | None:
-    """Write what ranks did when, if that was noted: the file, from the folder of the records on."""
-    name = f"traces/{cell.id}-{began:%Y%m%dT%H%M%S}.json"
-    try:
-        return name if trace.write(folder / name, result, cell.label) else None
-    except OSError as error:
-        print(f"{folder / name}: the trace cannot be written: {error.strerror or error}", file=sys.stderr)
-        return None
+    name = f"traces/{job.cell.id}-{began:%Y%m%dT%H%M%S}.json" if any(rank.spans for rank in result.ranks) else None
+    kept = keep(lambda record: records.complete(record, result, name))
+    if name is not None:
+        try:
+            trace.write(path.parent / name, result, job.cell.label)
+        except OSError as error:
+            print(f"{path.parent / name}: the trace cannot be written: {error.strerror or error}", file=sys.stderr)
+    return kept
 
 
 def _keep_log(folder: Path, record: Record, log: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from bagua_bench.configuration import plain
 
-_NOT_IDENTITY = {"run": ("results", "trace"), "algo": ("about",), "task": ("about", "cache")}
-"""Keys of groups that are not part of the identity: where results and a cache are, what is noted, what is declared."""
+_NOT_IDENTITY = {"run": ("results",), "algo": ("about",), "task": ("about", "cache")}
+"""Keys of groups that are not part of the identity: where results and a cache are, and what is declared."""
 _CAME_LATER: Mapping[str, Mapping[str, Any]] = {
     "run": {"channels": 1, "elastic": {"regroup": False}},
     "compute": {"haste": 1.0},

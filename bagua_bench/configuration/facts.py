@@ -56,6 +56,8 @@ class AlgorithmFacts:
     """Whether it depends on the shapes of parameters; a scale model has flat tensors and says nothing about it."""
     buckets: str = ""
     """What it sends together where run.bucket_size does not decide; empty where it does."""
+    line_share: float = 1.0
+    """Its class's own (`Algorithm.line_share`)."""
     state: float = 0.0
     """Bytes that a rank keeps besides weights, gradients and optimizer, over those of the weights."""
     state_shared: float = 0.0
@@ -132,7 +134,9 @@ def algorithm(algo: AlgoPart) -> AlgorithmFacts:
 def _algorithm(name: str, target: str, about: str) -> AlgorithmFacts:
     given = json.loads(about)
     own = _read(AlgorithmFacts, name, given)
-    fixed = {"buckets": "one"} if target and not own.buckets and attributes(target).get("one_bucket") else {}
+    known = attributes(target) if target else {}
+    fixed: dict[str, Any] = {"buckets": "one"} if known.get("one_bucket") and not own.buckets else {}
+    fixed |= {"line_share": known["line_share"]} if "line_share" in known else {}
     number = sum(map(ord, name))  # arbitrary, but always the same
     looks = {"colour": _RESERVE[number % len(_RESERVE)], "marker": _MARKERS[number % len(_MARKERS)]}
     return _read(AlgorithmFacts, name, {**looks, **given, **fixed})

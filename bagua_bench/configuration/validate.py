@@ -140,7 +140,10 @@ def _device(cell: Cell) -> Iterator[str]:
     if transport.backend == "gloo" and device == "cuda" and cell.mode == "measure":
         yield f"transport={transport.name}: moves CPU tensors only, but run.device=cuda; use nccl"
     if cell.run.precision != "fp32" and cell.mode != "measure":
-        yield f"run.precision={cell.run.precision}: mode={cell.mode} computes nothing; allowed: fp32"
+        yield (
+            f"run.precision={cell.run.precision}: mode={cell.mode} computes nothing, and how fast half precision would "
+            "be is a matter of compute=; allowed: fp32"
+        )
 
 
 def _transport(cell: Cell) -> Iterator[str]:

@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any, Protocol
 
 import torch
-from torch.nn import Parameter
 
 from algorithms.base import Algorithm, Bucket, Op, When
 from bagua_bench.comm import CountedComm
@@ -79,6 +78,7 @@ class Tuner:
         require()
         self._engine, self._asked, self._together = engine, asked, together
         self._device, self._names = engine.buckets[0].weight.device, sorted(names)
+        self._chosen = engine.algorithm.partition([p for bucket in engine.buckets for p in bucket.params]) is not None
         model_bytes = sum(p.nbytes for bucket in engine.buckets for p in bucket.params)
         self._gibibytes = model_bytes * asked.scale / _GIB
         self.space = _space(engine.algorithm, engine.comm, model_bytes * asked.scale)
@@ -172,13 +172,12 @@ class Tuner:
         """What a setting comes to: where the model is cut, and the channels that have something to send."""
         if "bucket_size_2p" not in values:
             return tuple(values.items())
-        cut = [len(bucket) for bucket in by_size(self._params(), self._size(values["bucket_size_2p"]))]
+        buckets = [bucket.params for bucket in self._engine.buckets]
+        if not self._chosen:
+            buckets = by_size([p for params in buckets for p in params], self._size(values["bucket_size_2p"]))
+        cut = [len(params) for params in buckets]
         others = {**values, "bucket_size_2p": 0, "channels": min(values["channels"], len(cut))}
         return (*cut, *others.items())
-
-    def _params(self) -> list[Parameter]:
-        """The trained ones, in the order in which they go into buckets."""
-        return [p for bucket in self._engine.buckets for p in bucket.params]
 
     def _present(self) -> Values:
         """The setting that the engine was made with."""

@@ -112,7 +112,7 @@ class Plan:
         self.costs = sizing.measure(probe.seconds, channels.number, model)
         if self._shares_cores and device.type == "cpu":
             self.costs = replace(self.costs, occupied=probe.occupied(self.costs.overhead))
-        return sizing.bucket_size(model, channels.number, self.costs, self._least)
+        return sizing.bucket_size(model, channels.number, self.costs, self._least, self._algorithm.line_share)
 
 
 class Probe:

@@ -14,8 +14,7 @@ LEAST = 2**20
 PARTS = 64
 """Most buckets by default. Only the last one's time is always waited for, so that more of them save below 2 %."""
 _MARGIN = 4.0
-"""How much larger than needed a bucket is made to hide the overhead: compressed ones have fewer bytes to hide it behind
-than the messages that the rates come from, and no two buckets begin exactly when that would be best."""
+"""How much larger than needed a bucket is made to hide the overhead: no two begin exactly when that would be best."""
 _LONG = 4.0
 """A message measures a rate if it takes so many times as long as an empty one."""
 _GROWTH = 8
@@ -38,23 +37,29 @@ class Costs:
     overhead: float
     alone: float
     together: float
+    several: float = 0.0
+    """Seconds for each of one per channel at a time, all without bytes; above `overhead` over the channels where it is
+    software that takes the time, and not the latency of a network."""
     occupied: float = 0.0
     """CPU seconds that one without bytes takes from computing; 0 where other hardware computes."""
 
 
-def bucket_size(model: int, channels: int, costs: Costs, least: int = LEAST) -> int:
-    """Bytes of a bucket for a model of so many bytes; whole buckets of b bytes take overhead + b / alone each.
+def bucket_size(model: int, channels: int, costs: Costs, least: int = LEAST, share: float = 1.0) -> int:
+    """Bytes of a bucket for a model of so many bytes, of which this share of what an all-reduce sends is sent.
 
-    K = model / b buckets take at least K b / together (the line) and K (overhead + b / alone) / channels (the
-    channels), and the last bucket, overhead + b / alone, always ends behind the backward pass. While the channels are
-    what takes longer, the sum is least at sqrt(model overhead alone / channels); once a bucket is so large that the
-    line takes longer, which hides the overhead, larger ones only make the end later. What a bucket takes from computing
-    is never hidden: K occupied + b / alone is least at sqrt(model occupied alone), and no smaller ones are made.
+    A bucket of b bytes takes overhead + share b / alone. K = model / b of them take at least K share b / together (the
+    line) and K (each + share b / (channels alone)) (the channels), where `each` is what one without bytes takes if all
+    channels have one; the last bucket always ends behind the backward pass. While the channels are what takes longer,
+    the sum is least at sqrt(model each alone / share); once a bucket is so large that the line takes longer, which
+    hides the overhead, larger ones only make the end later. What a bucket takes from computing is never hidden:
+    K occupied + share b / alone is least at sqrt(model occupied alone / share), and no smaller ones are made.
     """
-    root = math.sqrt(model * costs.overhead * costs.alone / channels)
-    slack = channels / costs.together - 1 / costs.alone
-    hidden = _MARGIN * costs.overhead / slack if slack > 0 else math.inf
-    affordable = math.sqrt(model * costs.occupied * costs.alone)
+    each = max(costs.overhead / channels, costs.several)
+    alone, together = costs.alone / share, costs.together / share
+    root = math.sqrt(model * each * alone)
+    slack = 1 / together - 1 / (channels * alone)
+    hidden = _MARGIN * each / slack if slack > 0 else math.inf
+    affordable = math.sqrt(model * costs.occupied * alone)
     return math.ceil(max(least, model / PARTS, min(model, max(affordable, min(root, hidden)))))
 
 
@@ -64,12 +69,13 @@ def measure(seconds: Callable[[int, int], float], channels: int, most: int) -> C
     Messages grow until most of their time is that of their bytes.
     """
     overhead = seconds(1, 1)
+    several = 0.0 if channels == 1 else seconds(1, channels) / channels
     nbytes = min(most, 2**12)
     while (alone := seconds(nbytes, 1)) < _LONG * overhead and nbytes < most:
         nbytes = min(most, _GROWTH * nbytes)
     together = alone if channels == 1 else seconds(nbytes, channels)
     rate = _rate(nbytes, alone - overhead)
-    return Costs(overhead, rate, max(rate, _rate(channels * nbytes, together - overhead)))
+    return Costs(overhead, rate, max(rate, _rate(channels * nbytes, together - overhead)), several)
 
 
 def _rate(nbytes: int, seconds: float) -> float:

@@ -44,10 +44,12 @@ class Trace:
         self._device = device
         self._zero: Any = None
         self._found: list[tuple[str, str, Any, Any, dict[str, Any]]] = []
+        self._phases: list[Span] = []
 
-    def start(self) -> None:
-        """Time is counted from here; what began before is left out."""
-        self._found, self._zero = [], stamp(self._device)
+    def start(self, at: Any = None) -> None:
+        """Time is counted from here, or from a stamp on; what began before is left out."""
+        self._found, self._phases = [], []
+        self._zero = stamp(self._device) if at is None else at
 
     def add(self, track: str, name: str, begin: Any, end: Any, **about: Any) -> None:
         """Note something that has happened between two stamps."""
@@ -62,25 +64,18 @@ class Trace:
         self.add(track, name, begin, stamp(self._device), **about)
 
     def phase(self, name: str, begin: Any, end: Any) -> None:
-        """Note a part of a step, or a whole one, of the training thread."""
-        self.add(TRAINING, name, begin, end)
+        """Note a part of a step, or a whole one, of the training thread, which is over: its stamps may be reused."""
+        if self._zero is not None:
+            self._phases.append(self._span(TRAINING, name, begin, end, {}))
 
     def spans(self) -> tuple[Span, ...]:
         """What was noted, by the time at which it began; what contains something goes before it."""
-        zero, found = self._zero, self._found
-        if zero is None:
-            return ()
-        spans = [
-            Span(
-                track,
-                name,
-                seconds_between(zero, begin, self._device),
-                seconds_between(begin, end, self._device),
-                **about,
-            )
-            for track, name, begin, end, about in found
-        ]
+        spans = [*self._phases, *(self._span(*noted) for noted in self._found)]
         return in_order([span for span in spans if span.begin >= 0])
+
+    def _span(self, track: str, name: str, begin: Any, end: Any, about: dict[str, Any]) -> Span:
+        since = seconds_between(self._zero, begin, self._device)
+        return Span(track, name, since, seconds_between(begin, end, self._device), **about)
 
     def channels(self, comm: CountedComm, number: int, device: torch.device) -> Channels:
         """Channels whose work is noted; to be an engine's `lanes`."""
@@ -107,7 +102,7 @@ class _Channels(Channels):
 
     def _noted(self, track: str, work: Callable[[CountedComm], None], comm: CountedComm) -> None:
         [*buckets] = [one for one in getattr(work, "args", ()) if isinstance(one, Bucket)]
-        name = f"bucket {buckets[0].name}" if buckets else "buffers"
+        name = f"bucket {buckets[0].name}" if buckets else "other"
         with self._trace.noted(track, name):
             work(_Noting(comm, self._trace, track, "flat"))  # type: ignore[arg-type]
 
@@ -127,7 +122,8 @@ class _Noting:
         found = getattr(self._comm, name)
         return partial(self._call, name, found) if name in _CALLS and self._comm.size > 1 else found
 
-    def _call(self, name: str, call: Callable[..., Any], x: Any, *arguments: Any, **options: Any) -> Any:
+    def _call(self, name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        x = [*arguments, *options.values()][0]
         nbytes = x.nbytes if isinstance(x, Tensor) else sum(sent.nbytes for _, sent in x)
         with self._trace.noted(self._track, name, nbytes=nbytes, level=self._level):
-            return call(x, *arguments, **options)
+            return call(*arguments, **options)

@@ -38,9 +38,9 @@ def summarise(result: Result) -> dict[str, Any]:
 def _steps(result: Result) -> list[float]:
     """Seconds of the steps of all ranks together: each from the end of the one before until the last rank has ended it.
 
-    Their sum is the slowest rank's time. The sum of the longest times of single steps would be more where ranks do not
-    wait for each other: those that meet a slow one in turn wait in turn, behind steps in which they had nobody to wait
-    for.
+    A rank has ended a step after the sum of its step times up to it, which leave out the fetching of data. Their sum is
+    the slowest rank's time. The sum of the longest times of single steps would be more where ranks do not wait for each
+    other: those that meet a slow one in turn wait in turn, behind steps in which they had nobody to wait for.
     """
     ends = zip(*(accumulate(step["step"] for step in rank.seconds) for rank in result.ranks), strict=True)
     return [end - begin for begin, end in pairwise((0.0, *map(max, ends)))]

@@ -4,48 +4,61 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from bagua_bench.results.result import TRAINING, RankResult, Result
 
 
-def write(path: Path, result: Result, title: str) -> bool:
-    """Write the spans of a result's ranks, if there are any; whether there were. OSError if it cannot be written."""
-    events = list(_events(result))
-    if not events:
-        return False
+def write(path: Path, result: Result, title: str) -> None:
+    """Write the spans of a result's ranks. OSError if they cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    events = [*_events(result)]
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run": title}}))
-    return True
 
 
 def _events(result: Result) -> Iterator[dict[str, Any]]:
     """A process per rank, a thread per track; times in microseconds."""
-    counts = result.rank_counts or (1.0,) * len(result.ranks)
-    for number, (rank, count) in enumerate(zip(result.ranks, counts, strict=True)):
+    for number, rank in enumerate(result.ranks):
         if not rank.spans:
             continue
-        name = f"rank {number}" if result.rank_counts is None else f"{count:g} ranks"
+        name = f"rank {number}" if result.rank_counts is None else f"{_alike(result, number):g} ranks"
         yield {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}}
-        tracks = _tracks(rank)
-        for track, place in tracks.items():
-            yield {"ph": "M", "name": "thread_name", "pid": number, "tid": place, "args": {"name": track}}
-            yield {"ph": "M", "name": "thread_sort_index", "pid": number, "tid": place, "args": {"sort_index": place}}
+        tracks = {track: 100 * (number + 1) + place for place, track in enumerate(_tracks(rank))}
+        for place, (track, thread) in enumerate(tracks.items()):
+            yield {"ph": "M", "name": "thread_name", "pid": number, "tid": thread, "args": {"name": track}}
+            yield {"ph": "M", "name": "thread_sort_index", "pid": number, "tid": thread, "args": {"sort_index": place}}
         for span in rank.spans:
             about = {"bytes": span.nbytes, "level": span.level}
+            begin, end = (_on_grid(seconds) for seconds in (span.begin, span.begin + span.seconds))
             yield {
                 "ph": "X",
                 "name": span.name,
                 "pid": number,
                 "tid": tracks[span.track],
-                "ts": span.begin * 1e6,
-                "dur": span.seconds * 1e6,
+                "ts": begin,
+                "dur": end - begin,
                 "args": {key: value for key, value in about.items() if value is not None},
             }
 
 
-def _tracks(rank: RankResult) -> dict[str, int]:
+def _on_grid(seconds: float) -> float:
+    """Microseconds in whole eighths, which binary numbers hold exactly.
+
+    Perfetto cuts begin and length to nanoseconds, each by itself, and drops what then ends behind what it lies in.
+    """
+    return round(seconds * 8e6) / 8
+
+
+def _alike(result: Result, number: int) -> float:
+    """How many ranks the entry with this number stands for, with the members of its servers, which have no spans."""
+    assert result.rank_counts is not None
+    following = zip(result.ranks[number + 1 :], result.rank_counts[number + 1 :], strict=True)
+    others = takewhile(lambda pair: not pair[0].spans, following)
+    return result.rank_counts[number] + sum(count for _, count in others)
+
+
+def _tracks(rank: RankResult) -> list[str]:
     """The tracks of a rank in the order in which they are shown: training first."""
-    names = sorted({span.track for span in rank.spans}, key=lambda track: (track != TRAINING, len(track), track))
-    return {name: place for place, name in enumerate(names)}
+    return sorted({span.track for span in rank.spans}, key=lambda track: (track != TRAINING, len(track), track))

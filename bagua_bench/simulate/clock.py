@@ -70,7 +70,7 @@ class Clock:
     def _run(self, program: Program, phase: float = 0.0) -> Timing:
         """The time of every step, which begins when this share of a fusion cycle has yet to pass."""
         timing = Timing(spans=[[] for _ in self.classes])
-        begin = [0.0 for _ in self.classes]
+        begin = 0.0
         left: list[Left] = []
         for number, step in enumerate(program.steps):
             alike = self._loads is None or (number and self._loads[number] == self._loads[number - 1])
@@ -84,8 +84,8 @@ class Clock:
             left = run.left()
             if self.notes:
                 for k in self.classes:
-                    timing.spans[k] += run.spans(k, begin[k])
-                    begin[k] += timing.steps[-1][k]["step"]
+                    timing.spans[k] += run.spans(k, begin)
+                begin += max(one["step"] for one in timing.steps[-1])
         return timing
 
     @property
@@ -148,7 +148,7 @@ class _Run:
         self._now = [0.0 for _ in clock.classes]
         self._lanes = Lanes(left, program.channels, len(clock.classes), clock.duration, clock.own_bytes, clock.notes)
         self._shared: list[Noted] = []
-        self._in_buckets = not (program.asynchronous or program.fusion)
+        self._in_buckets = program.buckets > 0
         self._marks: list[list[tuple[str, float]]] = [[] for _ in clock.classes]
         self._pending: list[tuple[float, int]] = []
         self._tick = 0.0 if self._fusion is None else (phase - 1) * self._period(self._fusion)

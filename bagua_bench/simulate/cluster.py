@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +19,8 @@ MSS = 1448
 class Links:
     """What a cell asks of the links; bytes/s, seconds, fractions. `line` None: the cluster's own.
 
-    Where servers differ, `latency` is half the longest round trip between two of them, `mean` what a message takes on
-    average to the next one in a ring, and the slowest line and the greatest loss count.
+    Where servers differ, `latency` is half the longest round trip between two of them, `ring` what messages take to the
+    next one in a ring, and the slowest line and the greatest loss count.
     """
 
     line: float | None = None
@@ -32,8 +33,9 @@ class Links:
     """Whether software adds the latency."""
     flow: float = math.inf
     """Most that one connection may carry; the slowest counts where they differ, as all wait for it."""
-    mean: float | None = None
-    """None: `latency`, as all are alike."""
+    ring: tuple[tuple[float, float], ...] = ()
+    """Half the round trips between a server and the next one, and the share of the servers that have each; none:
+    `latency`, as all are alike."""
     sites: int = 1
     far: Links | None = None
     """Between servers of two sites: what both their links and the sites' lines ask for, which all servers of a site
@@ -41,7 +43,7 @@ class Links:
 
     def at_once(self) -> Links:
         """The links without any latency."""
-        return self.but(latency=0.0, mean=None, jitter=0.0)
+        return self.but(latency=0.0, ring=(), jitter=0.0)
 
     def but(self, **values: Any) -> Links:
         """The links with other values, also between sites."""
@@ -103,9 +105,13 @@ class Cluster:
         return self._late(self.network.latency)
 
     @property
-    def mean_latency(self) -> float:
-        """The same from one server to the next, as the mean over a ring."""
-        return self.latency if self.network.mean is None else self._late(self.network.mean)
+    def hops(self) -> list[tuple[float, float]]:
+        """One-way latencies of a ring's hops, and the share of each; as many are between sites as there are sites."""
+        near = [(self._late(asked), share) for asked, share in self.network.ring] or [(self.latency, 1.0)]
+        if self.sites == 1:
+            return near
+        between = self.sites / self.layout.servers
+        return [*((late, (1 - between) * share) for late, share in near), (self.reach, between)]
 
     def _late(self, asked: float) -> float:
         late = self.network.jitter * math.sqrt(2 * math.log(max(self.layout.servers, 2)))
@@ -164,7 +170,6 @@ def cluster_of(cell: Cell, physics: Physics | None = None) -> Cluster:
     others = cluster.servers - len(links)
     links += [link_of(asked)] * min(others, 2)
     latencies = sorted((link.latency for link in links), reverse=True)
-    mean = (sum(latencies) + max(others - 2, 0) * asked.latency) / cluster.servers
     rates = [link.bandwidth for link in links if link.bandwidth is not None]
     network = Links(
         line=min(rates) / 8 if rates else None,
@@ -175,12 +180,22 @@ def cluster_of(cell: Cell, physics: Physics | None = None) -> Cluster:
         buffer=float(asked.tcp_window),
         software=asked.software_delay,
         flow=min(asked.flow_rates, default=math.inf) / 8,
-        mean=mean if len(set(latencies)) > 1 else None,
+        ring=_ring(cell) if len(set(latencies)) > 1 else (),
     )
     if asked.sites > 1:
         network = replace(network, sites=asked.sites, far=_between(network, asked.wan))
     physics = physics_of(cluster, cell.transport.name) if physics is None else physics
     return Cluster(physics, network, Layout(cluster.servers, cluster.ranks_per_server))
+
+
+def _ring(cell: Cell) -> tuple[tuple[float, float], ...]:
+    """Half the round trips from every server to the next, and their shares."""
+    servers, asked = cell.cluster.servers, cell.network
+    late = {int(number): link_of(asked, changes).latency for number, changes in cell.cluster.server.items()}
+    touched = {place for number in late for place in (number, (number - 1) % servers)}
+    found = Counter((late.get(a, asked.latency) + late.get((a + 1) % servers, asked.latency)) / 2 for a in touched)
+    found[asked.latency] += servers - len(touched)
+    return tuple((trip, number / servers) for trip, number in found.items() if number)
 
 
 def _between(near: Links, wan: LinkPart) -> Links:
@@ -190,7 +205,7 @@ def _between(near: Links, wan: LinkPart) -> Links:
         near,
         line=min(rates, default=None),
         latency=near.latency + wan.latency,
-        mean=None if near.mean is None else near.mean + wan.latency,
+        ring=(),
         jitter=math.hypot(near.jitter, wan.jitter),
         loss=1 - (1 - near.loss) * (1 - wan.loss),
     )

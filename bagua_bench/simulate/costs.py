@@ -61,16 +61,14 @@ def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring over all ranks: 2(n - 1) hops between servers, 2(N - n) inside, 2(N - 1)/N S over every interface."""
     n = cluster.layout.servers
     transfer = ring_transfer(2 * (n * g - 1) / (n * g) * call.nbytes, cluster)
-    latency = cluster.physics.ring_hop * around(cluster)
-    return ring(2 * (n - 1), latency, transfer, cluster) + 2 * (n * g - n) * cluster.physics.inside_hop
+    return ring(2 * (n - 1), cluster.physics.ring_hop, transfer, cluster) + 2 * (n * g - n) * cluster.physics.inside_hop
 
 
 def reduce_scatter(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring: the first half of an all-reduce."""
     n = cluster.layout.servers
     transfer = ring_transfer((n * g - 1) / (n * g) * call.nbytes, cluster)
-    latency = cluster.physics.ring_hop * around(cluster)
-    return ring(n - 1, latency, transfer, cluster) + (n * g - n) * cluster.physics.inside_hop
+    return ring(n - 1, cluster.physics.ring_hop, transfer, cluster) + (n * g - n) * cluster.physics.inside_hop
 
 
 def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
@@ -79,8 +77,7 @@ def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
     hops = max(cluster.physics.hop, cluster.physics.gather_hop * (n - 1))
     nbytes, within = (n * g - 1) * call.nbytes, (n * g - n) * cluster.physics.inside_hop
     if g > 1:
-        latency = hops / (n - 1) * around(cluster)
-        return ring(n - 1, latency, ring_transfer(nbytes, cluster), cluster) + within
+        return ring(n - 1, hops / (n - 1), ring_transfer(nbytes, cluster), cluster) + within
     return hops * cluster.reach + spread(nbytes, n - 1, cluster) + within
 
 
@@ -108,7 +105,7 @@ def exchange(call: Collective, g: int, cluster: Cluster) -> float:
 def pairs(call: Collective, g: int, cluster: Cluster) -> float:
     """Direct sends of S between the two ranks of every pair.
 
-    Where the first rank's other is on another server, all g ranks of a server have theirs elsewhere; the same of sites.
+    Where the first rank's other is on another server, so are those of all ranks of the busiest one; the same of sites.
     """
     [offset] = call.offsets
     together = cluster.layout.servers // cluster.sites * g
@@ -157,19 +154,14 @@ def pushed(nbytes: float, workers: int, servers: int, cluster: Cluster) -> float
     return nbytes * cycle / credit
 
 
-def ring(hops: int, latency: float, transfer: float, cluster: Cluster) -> float:
+def ring(hops: int, latencies: float, transfer: float, cluster: Cluster) -> float:
     """Seconds of a ring: every hop forwards a chunk as soon as it arrives, with several of its segments in flight.
 
-    With k segments in flight, a segment starts `latency` after the k-th before it was sent, if the line is free.
+    With k segments in flight, a segment starts so many latencies after the k-th before it was sent, if the line is
+    free. What arrives passes the hops one after the other, and each as quickly as that one can.
     """
-    chunk = transfer / hops
-    return hops * max(chunk, chunk / cluster.physics.segments + latency)
-
-
-def around(cluster: Cluster) -> float:
-    """Mean latency of a ring's hops, seconds: of n, as many are between sites as there are sites."""
-    share = cluster.sites / cluster.layout.servers if cluster.sites > 1 else 0.0
-    return cluster.mean_latency + share * (cluster.reach - cluster.latency)
+    chunk, in_flight = transfer / hops, cluster.physics.segments
+    return hops * sum(share * max(chunk, chunk / in_flight + latencies * late) for late, share in cluster.hops)
 
 
 def spread(nbytes: float, connections: int, cluster: Cluster, processes: int = 1) -> float:

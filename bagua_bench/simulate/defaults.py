@@ -34,4 +34,5 @@ def _bucket_size(cell: Cell, cluster: Cluster, channels: int) -> int:
         call = Collective("all_reduce", nbytes, "flat")
         return seconds(call, cluster) + (number - 1) * seconds(call, wire(cluster))
 
-    return sizing.bucket_size(model, channels, sizing.measure(time_of, channels, model), least)
+    share = facts.algorithm(cell.algo).line_share
+    return sizing.bucket_size(model, channels, sizing.measure(time_of, channels, model), least, share)

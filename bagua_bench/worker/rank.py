@@ -224,7 +224,7 @@ def _timed(
     dist.barrier()
     counts = Counts(trainer, device)
     if loop.trace is not None:
-        loop.trace.start()
+        loop.trace.start(_moment(device))
     steps = declared.whole(run.steps)
     seconds, losses = loop.take(batches, steps, "timed")
     soon = time.monotonic() + _LEAST_SECONDS
@@ -234,6 +234,19 @@ def _timed(
     dist.barrier()
     spans = () if loop.trace is None else loop.trace.spans()
     return replace(counts.result(seconds, [*early_losses, *losses]), spans=spans)
+
+
+def _moment(device: torch.device) -> float | None:
+    """A moment before all ranks' first timed step, on the clock of all; None where they have none in common; collective.
+
+    All have told their time when the first one goes on.
+    """
+    machine = Path("/proc/sys/kernel/random/boot_id")
+    own = (machine.read_text() if machine.exists() else None, time.perf_counter())
+    found: list[Any] = [own] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    together = own[0] is not None and len({boot for boot, _ in found}) == 1 and device.type == "cpu"
+    return max(at for _, at in found) if together else None
 
 
 def _goes_on(trainer: Trainer, rounds: int, patient: bool) -> bool:

@@ -78,6 +78,17 @@ def test_traffic_repeats_with_the_declared_period_after_the_declared_warm_up(nam
         assert not fact.warm_up or later[0] != all_reduce, "its warm-up is longer"
 
 
+@pytest.mark.parametrize("name", [name for name in IN_STEPS if not declared(name).buckets])
+def test_the_share_of_an_all_reduces_bytes_is_declared(name: str) -> None:
+    """Of its own options, mean over a training run with its warm-up; twice or half would make buckets 1.4 times as large."""
+    cell = next(cells(name))
+    fact = facts.algorithm(cell.algo)
+    sent = run("threads", 4, traffic, cell, fact.warm_up + 1)[0]
+    share = fact.warm_up_share + (1 - fact.warm_up_share) * sent[-1] / (2 * 3 / 4 * SIZE * 4)
+    assert share / 2 <= fact.line_share <= 2 * share
+    assert fact.line_share == build(cell.algo.target, cell.algo.options).line_share
+
+
 def moments(algorithm: Algorithm, step: int) -> set[When]:
     return {turn.when for turn in algorithm.turns(step)}
 

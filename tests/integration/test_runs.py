@@ -91,7 +91,8 @@ def test_a_trace_of_every_mode(tmp_path: Path, mode: str) -> None:
     assert ranks == ({0} if mode == "simulate" else {0, 1})
     ends = [max(e["ts"] + e["dur"] for e in spans if e["pid"] == rank and e["name"] == "step") for rank in ranks]
     taken = sum(record["result"]["step_seconds"])
-    assert taken - 1e-6 <= max(ends) / 1e6 <= taken + (1e-6 if mode == "simulate" else 1.0), "it also shows pauses"
+    assert max(ends) / 1e6 >= taken - 1e-6, "it also shows pauses between steps"
+    assert mode != "simulate" or max(ends) / 1e6 == pytest.approx(taken, abs=1e-6)
     given_to = sum(e["args"]["bytes"] for e in spans if e["name"] == "all_reduce" and not e["pid"])
     assert given_to == pytest.approx(3 * record["result"]["bytes_per_step"][0]["flat"], rel=1e-2), "of two ranks"
 

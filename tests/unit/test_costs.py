@@ -328,8 +328,14 @@ def test_one_server_that_is_far_is_far_for_its_neighbours_alone() -> None:
     asked = ["mode=simulate", "cluster.servers=4", "network.bandwidth=8gbit", "network.latency=1ms"]
     cluster = cluster_of(resolved(*asked, "cluster.server.2.latency=5ms"))
     assert cluster.network.latency == pytest.approx(3e-3)
-    assert cluster.network.mean == pytest.approx(2e-3)
-    assert cluster_of(resolved(*asked)).network.mean is None
-    one = replace(ideal(4), network=Links(1e9, 3.0, mean=2.0))
+    assert sorted(cluster.network.ring) == [pytest.approx((1e-3, 0.5)), pytest.approx((3e-3, 0.5))]
+    assert cluster_of(resolved(*asked)).network.ring == ()
+    one = replace(ideal(4), network=Links(1e9, 3.0, ring=((1.0, 0.5), (3.0, 0.5))))
     assert cost("all_reduce", 1000, one) == pytest.approx(6 * 2.0)
     assert cost("all_to_all", 1000, one) == pytest.approx(3.0)
+
+
+def test_near_hops_do_not_make_up_for_a_far_one() -> None:
+    """Chunks of 4 s in two segments: they hide a latency of 1 s, and not 3 s; the mean, 2 s, they would hide."""
+    one = replace(ideal(4, segments=2.0), network=Links(1e9, 3.0, ring=((1.0, 0.5), (3.0, 0.5))))
+    assert cost("all_reduce", 16 * 10**9, one) == pytest.approx(6 * (4 + 5) / 2)

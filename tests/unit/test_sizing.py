@@ -60,6 +60,29 @@ def test_the_square_root_and_the_size_that_hides_the_overhead() -> None:
     assert bucket_size(10**7, 2, Costs(1e-5, 1e9, 1e9), least=10**4) == math.ceil(1e7 / PARTS)
 
 
+def test_compressed_buckets_are_larger() -> None:
+    """What they send is less to hide the overhead behind, and keeps the last bucket less long."""
+    windows = Costs(overhead=0.03, alone=1e9, together=2e9)
+    assert bucket_size(10**9, 2, windows, share=0.25) == math.ceil(2 * math.sqrt(1e9 * 0.03 * 1e9 / 2))
+    slow = Costs(overhead=0.03, alone=1e8, together=1e8)
+    assert bucket_size(10**9, 2, slow, share=0.5) == 2 * 4 * 0.03 * 1e8
+    assert bucket_size(10**8, 4, Costs(1e-4, 1e9, 1e9, occupied=4e-4), share=0.25) == math.ceil(2 * math.sqrt(4e13))
+
+
+def test_what_software_takes_is_not_hidden_by_more_channels() -> None:
+    """Four empty messages at once take four times as long as one: each takes what one alone does."""
+    late = Costs(overhead=0.03, alone=1e9, together=4e9, several=0.03 / 4)
+    busy = replace(late, several=0.03)
+    assert bucket_size(10**10, 4, late) == math.ceil(math.sqrt(1e10 * 0.03 / 4 * 1e9))
+    assert bucket_size(10**10, 4, busy) == math.ceil(math.sqrt(1e10 * 0.03 * 1e9))
+
+
+@given(st.floats(1e-5, 0.1), st.integers(2, 8), st.booleans())
+def test_what_software_takes_is_measured(overhead: float, channels: int, busy: bool) -> None:
+    found = measure(lambda nbytes, number: overhead * (number if busy else 1) + 1e-10 * nbytes, channels, most=2**40)
+    assert found.several == pytest.approx(overhead if busy else overhead / channels, rel=0.01)
+
+
 def test_buckets_that_take_time_from_computing_are_fewer() -> None:
     """A loopback of 1 GB/s where each of them takes 0.4 ms of a core: sqrt(1e8 x 4e-4 x 1e9) bytes."""
     free = Costs(overhead=1e-4, alone=1e9, together=1e9)

@@ -1,181 +1,75 @@
-"""What ranks do when: noted in real and in simulated steps alike, and written for Perfetto."""
+"""No step of the engine makes the host wait for the GPU: judged from a trace; the real one needs a GPU."""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from dataclasses import replace
-from itertools import pairwise
-from pathlib import Path
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from algorithms.codecs.base import Codec
-from bagua_bench.comm import CountedComm
-from bagua_bench.configuration.cell import Cell
-from bagua_bench.configuration.validate import validate
-from bagua_bench.emulate.emulation import Emulation
-from bagua_bench.engine.trace import Trace
-from bagua_bench.results import trace as written
-from bagua_bench.results.phases import PHASES
-from bagua_bench.results.result import NOT_CHECKED, RankResult, Result, Span
-from bagua_bench.simulate.run import simulate
-from bagua_bench.worker.build import make_trainer
-from bagua_bench.worker.loop import Loop
-from tests.catalogue import resolved
-from tests.ranks import run
+from algorithms.bytegrad import ByteGrad
+from algorithms.decentralized import Decentralized
+from algorithms.gradient_allreduce import GradientAllReduce
+from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.engine.engine import Engine
+from bagua_bench.gpu import trace
 
-CPU = torch.device("cpu")
-ALGOS = {
-    "gradient_allreduce": [],
-    "bytegrad": [],
-    "qadam": ["algo.warmup_steps=2"],
-    "decentralized": [],
-    "low_precision_decentralized": [],
-}
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-@pytest.fixture(autouse=True)
-def codecs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An emulation puts something in their place, for the whole process."""
-    monkeypatch.setattr(Codec, "stand_in", None)
+def event(name: str, start: int, end: int) -> Any:
+    return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end))
 
 
-def cell(mode: str, algo: str, *overrides: str) -> Cell:
-    common = ["task=vgg16", "task.scale=tiny", "task.step_seconds=20ms", "cluster=2x2", "network.bandwidth=1gbit"]
-    run = ["run.bucket_size=100kB", "run.channels=2", "run.untimed=2", "run.steps=3", "run.trace=true"]
-    return resolved(f"mode={mode}", f"algo={algo}", *common, *run, *overrides)
+STEP = event(trace._STEP, 10, 90)
+LAUNCH = event("cudaLaunchKernel", 20, 21)
 
 
-def real_steps(comm: CountedComm, chosen: Cell) -> RankResult:
-    """As in `mode=emulate`."""
-    emulation, trace = Emulation(chosen, comm.rank), Trace(CPU)
-    model = emulation.task.model()
-    made = make_trainer(chosen, model, emulation.task.optimizer(model), comm, emulation.perform, trace)
-    with made as trainer, emulation.attached(trainer):
-        loop = Loop(trainer, emulation.task, CPU, 1, lambda *_: None, trace=trace)
-        batches = emulation.task.batches(comm.rank, comm.size, 0)
-        loop.take(batches, chosen.run.untimed, "untimed")
-        trace.start()
-        seconds, losses = loop.take(batches, chosen.run.steps, "timed")
-        spans = trace.spans()
-    return RankResult(tuple(seconds), tuple(losses), trainer.sent(), {}, None, spans=spans)
+WAITS = ["cudaDeviceSynchronize", "cudaStreamSynchronize", "cuEventSynchronize", "cudaMemcpy", "cuMemcpy"]
 
 
-def communication(rank: RankResult) -> dict[str, list[Any]]:
-    """What every channel did, in order."""
-    found = defaultdict(list)
-    for span in rank.spans:
-        if span.track.startswith("channel") and span.name != "arithmetic":
-            found[span.track].append((span.name, span.nbytes, span.level))
-    return dict(found)
+@pytest.mark.parametrize("name", WAITS)
+def test_what_waits_within_the_step_is_found(name: str) -> None:
+    assert trace.waits([STEP, LAUNCH, event(name, 30, 80), event(name, 40, 41)]) == [name]
+    assert trace.waits([STEP, LAUNCH, event(name, 5, 6), event(name, 95, 99)]) == [], "the profiler's own"
 
 
-@pytest.mark.parametrize("algo", ALGOS)
-def test_a_simulated_rank_communicates_as_a_real_one(algo: str) -> None:
-    """The same buckets and collectives on the same channels, in the same order."""
-    simulated = simulate(cell("simulate", algo, *ALGOS[algo])).ranks[0]
-    real = run("threads", 4, real_steps, cell("emulate", algo, *ALGOS[algo]), per_server=2)[0]
-    assert communication(real) == communication(simulated)
-    assert "bucket 0" in {name for name, *_ in communication(real)["channel 0"]}
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_what_does_not_wait_is_none_and_no_trace_is_no_proof() -> None:
+    quiet = ["cudaMemcpyAsync", "cudaStreamWaitEvent", "cudaEventRecord", "aten::copy_", "cudaMemsetAsync"]
+    assert trace.waits([STEP, LAUNCH, *(event(name, 30, 31) for name in quiet)]) == []
+    assert trace.waits([STEP, event("aten::mm", 30, 40)]) is None
+    x = torch.ones(8, requires_grad=True)
+    assert trace.traced(lambda: (x * 2).sum().backward()) is None, "a CPU has no CUDA calls"
 
 
-@pytest.mark.parametrize("mode", ["simulate", "emulate"])
-def test_steps_and_phases_are_those_that_are_counted(mode: str) -> None:
-    chosen = cell(mode, "bytegrad", "+cluster.slow_ranks.1=2")
-    for rank in simulate(chosen).ranks if mode == "simulate" else run("threads", 4, real_steps, chosen, per_server=2):
-        own = [span for span in rank.spans if span.track == "training"]
-        steps = [span for span in own if span.name == "step"]
-        if not own:  # of simulated members of a server nothing is noted
-            continue
-        assert [span.seconds for span in steps] == pytest.approx([step["step"] for step in rank.seconds])
-        assert all(later.begin >= one.begin + one.seconds - 1e-9 for one, later in pairwise(steps))
-        for phase in PHASES:
-            counted = sum(step[phase] for step in rank.seconds)
-            assert sum(span.seconds for span in own if span.name == phase) == pytest.approx(counted, abs=1e-9)
+@NEEDS_GPU
+@pytest.mark.parametrize(
+    "algorithm",  # so that a single rank, too, codes and averages
+    [GradientAllReduce, partial(ByteGrad, compress_single_rank=True), partial(Decentralized, peers="all")],
+)
+def test_a_step_on_a_gpu_waits_for_nothing(algorithm: Any, tmp_path: Any) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        device = torch.device("cuda", 0)
+        model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)).to(device)
+        x = torch.randn(64, 512, device=device)
+        comm = TorchComm.create("nccl", 60.0)
+        with Engine(model, torch.optim.SGD(model.parameters(), lr=0.1), algorithm(), comm) as engine:
 
+            def step() -> None:
+                engine.module(x).square().mean().backward()
+                engine.step()
 
-@pytest.mark.parametrize("mode", ["simulate", "emulate"])
-def test_what_a_channel_does_is_one_after_the_other(mode: str) -> None:
-    """Collectives lie within the communication of a bucket, and those of a channel do not overlap."""
-    chosen = cell(mode, "bytegrad")
-    ranks = simulate(chosen).ranks if mode == "simulate" else run("threads", 4, real_steps, chosen, per_server=2)
-    spans = [span for span in ranks[0].spans if span.track == "channel 1"]
-    buckets = [span for span in spans if span.name.startswith("bucket")]
-    within = [span for span in spans if not span.name.startswith("bucket")]
-    assert len(buckets) > 1 and len(within) > len(buckets)
-    for several in (buckets, within):
-        assert all(later.begin >= one.begin + one.seconds - 1e-9 for one, later in pairwise(several))
-    for span in within:
-        ends = span.begin + span.seconds
-        assert any(b.begin - 1e-9 <= span.begin and ends <= b.begin + b.seconds + 1e-9 for b in buckets)
-
-
-def test_simulated_rounds_are_noted() -> None:
-    rank = simulate(cell("simulate", "async")).ranks[0]
-    rounds = [span for span in rank.spans if span.track == "averaging"]
-    assert {span.name for span in rounds} == {"snapshot", "exchange", "apply"}
-
-
-def test_real_rounds_are_noted() -> None:
-    for rank in run(
-        "threads", 4, real_steps, cell("emulate", "async", "algo.interval_ms=1", "run.steps=10"), per_server=2
-    ):
-        names = [span.name for span in rank.spans if span.track == "averaging"]
-        assert {"snapshot", "exchange"} <= {*names}
-
-
-def test_a_peers_simulated_collectives_are_noted() -> None:
-    spans = simulate(cell("simulate", "ddp")).ranks[0].spans
-    assert {span.name for span in spans if span.track.startswith("channel")} == {"all_reduce"}
-
-
-def test_nothing_is_noted_unless_it_is_asked_for() -> None:
-    chosen = cell("simulate", "bytegrad")
-    silent = replace(chosen, run=replace(chosen.run, trace=None))
-    assert not any(rank.spans for rank in simulate(silent).ranks)
-    assert silent.id == chosen.id, "the experiment is the same"
-    assert [rank.seconds for rank in simulate(silent).ranks] == [rank.seconds for rank in simulate(chosen).ranks]
-
-
-def test_a_run_that_was_quicker_is_noted_at_its_own_pace() -> None:
-    plain, quick = (simulate(cell("simulate", "bytegrad", *more)).ranks[0] for more in ([], ["compute.haste=4"]))
-    assert sum(s.seconds for s in quick.spans) == pytest.approx(sum(s.seconds for s in plain.spans), rel=0.2)
-
-
-def test_the_file_is_what_perfetto_reads(tmp_path: Path) -> None:
-    spans = (Span("training", "step", 0.5, 0.25), Span("channel 0", "all_reduce", 0.5, 0.125, 4000.0, "inter"))
-    ranks = (RankResult((), (), {}, {}, None, spans=spans), RankResult((), (), {}, {}, None, spans=spans[:1]))
-    result = Result(
-        ranks=ranks,
-        checks=NOT_CHECKED,
-        samples_per_step=1,
-        samples_per_epoch=1,
-        synthetic=True,
-        warmup_steps=0,
-        parameters=1,
-    )
-    path = tmp_path / "traces" / "one.json"
-    assert written.write(path, result, "a run")
-    events = json.loads(path.read_text())["traceEvents"]
-    done = [event for event in events if event["ph"] == "X"]
-    assert [(e["pid"], e["name"], e["ts"], e["dur"]) for e in done] == [
-        (0, "step", 0.5e6, 0.25e6),
-        (0, "all_reduce", 0.5e6, 0.125e6),
-        (1, "step", 0.5e6, 0.25e6),
-    ]
-    assert done[1]["args"] == {"bytes": 4000.0, "level": "inter"}
-    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert {names[e["pid"], e["tid"]] for e in done} == {"training", "channel 0"}
-    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["rank 0", "rank 1"]
-    assert not written.write(tmp_path / "none.json", replace(result, ranks=()), "nothing")
-    assert not (tmp_path / "none.json").exists()
-
-
-def test_an_elastic_run_has_no_trace() -> None:
-    chosen = cell("simulate", "gradient_allreduce")
-    elastic = resolved("run.elastic=true").run.elastic
-    with pytest.raises(ValueError, match=r"run\.trace=true: the steps of an elastic run"):
-        validate(replace(chosen, mode="measure", compute=None, run=replace(chosen.run, elastic=elastic)))
+            for _ in range(5):
+                step()
+            torch.cuda.synchronize()
+            assert trace.traced(step) == []
+            assert trace.nobody_waits(step) is None
+            watched = trace.traced(lambda: (step(), torch.cuda.synchronize())[0])
+            assert watched == ["cudaDeviceSynchronize"], "the trace does not show a wait"
+    finally:
+        dist.destroy_process_group()
