@@ -237,7 +237,7 @@ def _timed(
 
 
 def _moment(device: torch.device) -> float | None:
-    """A moment before all ranks' first timed step, on the clock of all; None where they have none in common; collective.
+    """A moment before the first timed step, on the clock of all ranks; None where they have none in common; collective.
 
     All have told their time when the first one goes on.
     """
