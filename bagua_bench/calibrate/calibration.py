@@ -16,12 +16,13 @@ from omegaconf import OmegaConf
 from bagua_bench.calibrate import published, quality
 from bagua_bench.calibrate.fit import Case, Fit, case, fit
 from bagua_bench.calibrate.parameters import GLOO, NAMESPACES, OTHER_CAMPAIGN, PAPER, PUBLISHED, Parameter, tree
-from bagua_bench.calibrate.selection import Selection, condition, simulable, simulated
+from bagua_bench.calibrate.selection import condition, simulable, simulated
 from bagua_bench.configuration.cell import Cell, ClusterPart, ComputePart, NetworkPart
 from bagua_bench.configuration.compose import compose_cell
 from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.configuration.physics import Physics, physics_of
 from bagua_bench.configuration.resolve import register
+from bagua_bench.configuration.selection import Selection
 from bagua_bench.results import records
 from bagua_bench.simulate.posterior import file_of
 
@@ -284,7 +285,7 @@ def _end_to_end(folder: Path) -> list[Known]:
 
 def _recorded(files: Sequence[Path], chosen: str | None) -> tuple[list[Known], str]:
     """One point per cell, and a line on the records left out. ValueError if there are none to fit."""
-    selection = Selection.read(chosen or "", _cell)
+    selection = Selection.read(chosen or "", _cell, "--fit ")
     found, left_out = simulable(records.read(files))
     if not found:
         raise ValueError(f"{files[0]}: no record of a finished measured or emulated run; {left_out}".removesuffix("; "))

@@ -1,44 +1,15 @@
-"""Selects the records that a fit uses: those that can be simulated and have the given settings.
-
-Settings are text of the form KEY=VALUE,VALUE ...
-"""
+"""Selects the records that a fit can use: those that can be simulated."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
+from collections.abc import Iterable
+from dataclasses import replace
 
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.validate import validate
 from bagua_bench.results.records import Record, cell_of
-
-Compose = Callable[[Sequence[str]], Cell]
-"""Resolves overrides of the command line to a cell."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Settings and the plain values allowed for each; without settings, every cell is selected."""
-
-    text: str
-    allowed: tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...]
-
-    @classmethod
-    def read(cls, text: str, compose: Compose) -> Selection:
-        """From `task=vgg16 network.bandwidth=10gbit,25gbit`. ValueError for a setting that does not exist."""
-        return cls(text, tuple(_setting(part, compose) for part in text.split()))
-
-    def __contains__(self, cell: Cell) -> bool:
-        """Whether a cell has all the settings."""
-        config = cell.to_json()
-        return all(_value(config, path) in values for path, values in self.allowed)
 
 
 def simulable(found: Iterable[Record]) -> tuple[list[Record], str]:
@@ -94,24 +65,3 @@ def _obstacle(record: Record) -> str:
     except ValueError as error:
         return f"({str(error).partition(';')[0]})"
     return ""
-
-
-def _setting(part: str, compose: Compose) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    try:
-        override = OverridesParser.create().parse_override(part)
-        key = str(override.key_or_group)
-        swept = override.is_sweep_override()
-        values = list(override.sweep_string_iterator()) if swept else [part.partition("=")[2]]
-        cells = [compose([f"{key}={value}"]).to_json() for value in values]
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        why = str(error).partition("\n")[0]
-        raise ValueError(f"--fit {part}: expected settings as on the command line, KEY=VALUE,VALUE: {why}") from None
-    path = (key, "name") if "." not in key and isinstance(cells[0].get(key), dict) else tuple(key.split("."))
-    return path, tuple(_value(cell, path) for cell in cells)
-
-
-def _value(config: Mapping[str, Any], path: Sequence[str]) -> Any:
-    found: Any = config
-    for key in path:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found

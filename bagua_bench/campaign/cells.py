@@ -12,20 +12,30 @@ from omegaconf import DictConfig, ListConfig
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.compose import compose_cell
 from bagua_bench.configuration.resolve import ConfigError
+from bagua_bench.configuration.selection import Selection
 
 
 def expand(campaign: DictConfig, overrides: Sequence[str]) -> list[Cell]:
     """The resolved cells of a campaign: every combination of its axes.
 
-    `overrides` are the user's; one that names an axis replaces it.
-    ConfigError for a campaign without rounds, or with an axis that has no points.
+    `overrides` are the user's; one that names an axis replaces it. `campaign.only` leaves those with its settings.
+    ConfigError for a campaign without rounds, with an axis that has no points, or without a cell that has the settings.
     """
     if campaign.rounds < 1:
         raise ConfigError(f"campaign.rounds={campaign.rounds}: must be at least 1")
     given = {text.partition("=")[0].lstrip("+~") for text in overrides}
     axes = [points for axis in campaign.axes if _key(points := _points(axis)) not in given]
     user = [text for text in overrides if not text.startswith("campaign")]
-    return [compose_cell([*campaign.overrides, *chain(*chosen), *user]) for chosen in product(*axes)]
+    cells = [compose_cell([*campaign.overrides, *chain(*chosen), *user]) for chosen in product(*axes)]
+    if campaign.only is None:
+        return cells
+    try:
+        wanted = Selection.read(campaign.only, lambda own: compose_cell([*campaign.overrides, *own]), "campaign.only=")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if chosen_cells := [cell for cell in cells if cell in wanted]:
+        return chosen_cells
+    raise ConfigError(f"campaign.only={campaign.only}: none of the {len(cells)} cells")
 
 
 def _points(axis: str | ListConfig) -> list[list[str]]:

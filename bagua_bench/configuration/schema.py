@@ -195,6 +195,7 @@ class CampaignKeys:
     overrides: list[str] = field(default_factory=list)
     axes: list[Any] = field(default_factory=list)
     figure: str = "throughput"
+    only: Optional[str] = None  # noqa: UP045  those with these settings, KEY=VALUE,VALUE ...
     undisturbed: bool = False  # run again what other processes of the machine have disturbed
     dry_run: bool = False  # show the cells and how long they will take, and stop
 

@@ -52,6 +52,15 @@ def test_every_campaign_has_valid_cells_and_a_figure(name: str) -> None:
     __import__(f"bagua_bench.figures.{chosen.figure}")
 
 
+def test_a_campaign_can_be_limited_to_some_settings() -> None:
+    only = "campaign.only='algo=qadam,bytegrad network.latency=5ms'"
+    chosen = composed("campaign=one_channel", only).campaign
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        cells = expand(chosen, ["campaign=one_channel", only])
+    assert len(cells) == 2 * 2 * 2, "both algorithms on the two networks of 5 ms, with one channel and several"
+    assert {(cell.algo.name, cell.network.latency) for cell in cells} == {("qadam", 5e-3), ("bytegrad", 5e-3)}
+
+
 def test_cells_that_share_their_groups_are_what_hydra_composes() -> None:
     asked = [
         ["task=bert_large", "task.scale=tiny", "run.steps=3"],

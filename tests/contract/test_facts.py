@@ -80,7 +80,7 @@ def test_traffic_repeats_with_the_declared_period_after_the_declared_warm_up(nam
 
 @pytest.mark.parametrize("name", [name for name in IN_STEPS if not declared(name).buckets])
 def test_the_share_of_an_all_reduces_bytes_is_declared(name: str) -> None:
-    """Of its own options, mean over a training run with its warm-up; twice or half would make buckets 1.4 times as large."""
+    """With its own options, mean over a training run and its warm-up. Twice as much: buckets 0.7 times as large."""
     cell = next(cells(name))
     fact = facts.algorithm(cell.algo)
     sent = run("threads", 4, traffic, cell, fact.warm_up + 1)[0]
