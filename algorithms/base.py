@@ -193,7 +193,8 @@ class Algorithm(ABC):
     one_bucket: ClassVar[bool] = False
     """Whether all parameters (of one dtype) belong in a single bucket, whatever the bucket size."""
     line_share: ClassVar[float] = 1.0
-    """Bytes that it sends over those of an all-reduce of the same buckets, mean over a training run; for their size."""
+    """Bytes that it sends in a step over those of an all-reduce of the same buckets, for their size; with a warm-up the
+    mean over a training run."""
     consensus: ClassVar[float] = 0.0
     """Largest allowed distance of a replica from the mean of all, relative to a replica's mean norm; 0: bit-equal."""
     carry: ClassVar[Mapping[str, Carry]] = {}

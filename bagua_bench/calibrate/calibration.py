@@ -199,7 +199,7 @@ def _tables(title: str, data: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame 
 def open_source(cluster: str, folder: Path, files: Sequence[Path] | None, chosen: str | None = None) -> Source:
     """The data that a cluster of this name is calibrated on. ValueError if there are none.
 
-    chosen: settings of the records that the fit uses (`bagua_bench.calibrate.selection`); None for all.
+    chosen: settings of the records that the fit uses (`bagua_bench.configuration.selection`); None for all.
     """
     register()
     if files:

@@ -29,7 +29,7 @@ def simulated(cell: Cell) -> Cell:
 
     Its cluster has no physical parameters: those of a record are what was thought of a cluster when it ran.
     """
-    cluster, run = replace(cell.cluster, physics={}), replace(cell.run, precision="fp32")
+    cluster, run = replace(cell.cluster, physics={}), replace(cell.run, precision="fp32", trace=None)
     return replace(cell, mode="simulate", cluster=cluster, run=run)
 
 

@@ -30,7 +30,9 @@ def expand(campaign: DictConfig, overrides: Sequence[str]) -> list[Cell]:
     if campaign.only is None:
         return cells
     try:
-        wanted = Selection.read(campaign.only, lambda own: compose_cell([*campaign.overrides, *own]), "campaign.only=")
+        wanted = Selection.read(
+            campaign.only, lambda own: compose_cell([*campaign.overrides, *user, *own]), "campaign.only="
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if chosen_cells := [cell for cell in cells if cell in wanted]:

@@ -47,19 +47,19 @@ class Costs:
 def bucket_size(model: int, channels: int, costs: Costs, least: int = LEAST, share: float = 1.0) -> int:
     """Bytes of a bucket for a model of so many bytes, of which this share of what an all-reduce sends is sent.
 
-    A bucket of b bytes takes overhead + share b / alone. K = model / b of them take at least K share b / together (the
-    line) and K (each + share b / (channels alone)) (the channels), where `each` is what one without bytes takes if all
+    A bucket of b bytes takes overhead + b / alone. K = model / b of them take at least K share b / together (the line)
+    and K (each + share b / (channels alone)) (the channels), where `each` is what one without bytes takes if all
     channels have one; the last bucket always ends behind the backward pass. While the channels are what takes longer,
-    the sum is least at sqrt(model each alone / share); once a bucket is so large that the line takes longer, which
-    hides the overhead, larger ones only make the end later. What a bucket takes from computing is never hidden:
-    K occupied + share b / alone is least at sqrt(model occupied alone / share), and no smaller ones are made.
+    the sum is least at sqrt(model each alone); once a bucket is so large that the line takes longer, which hides the
+    overhead, larger ones only make the end later. What a bucket takes from computing is never hidden: K occupied +
+    b / alone is least at sqrt(model occupied alone), and no smaller ones are made. The share counts where the line
+    hides the overhead, and not in the square roots: what is sent less is hidden by computing the sooner.
     """
     each = max(costs.overhead / channels, costs.several)
-    alone, together = costs.alone / share, costs.together / share
-    root = math.sqrt(model * each * alone)
-    slack = 1 / together - 1 / (channels * alone)
+    root = math.sqrt(model * each * costs.alone)
+    slack = share * (1 / costs.together - 1 / (channels * costs.alone))
     hidden = _MARGIN * each / slack if slack > 0 else math.inf
-    affordable = math.sqrt(model * costs.occupied * alone)
+    affordable = math.sqrt(model * costs.occupied * costs.alone)
     return math.ceil(max(least, model / PARTS, min(model, max(affordable, min(root, hidden)))))
 
 
@@ -75,7 +75,8 @@ def measure(seconds: Callable[[int, int], float], channels: int, most: int) -> C
         nbytes = min(most, _GROWTH * nbytes)
     together = alone if channels == 1 else seconds(nbytes, channels)
     rate = _rate(nbytes, alone - overhead)
-    return Costs(overhead, rate, max(rate, _rate(channels * nbytes, together - overhead)), several)
+    empty = max(overhead, channels * several)
+    return Costs(overhead, rate, max(rate, _rate(channels * nbytes, together - empty)), several)
 
 
 def _rate(nbytes: int, seconds: float) -> float:

@@ -61,6 +61,14 @@ def test_a_campaign_can_be_limited_to_some_settings() -> None:
     assert {(cell.algo.name, cell.network.latency) for cell in cells} == {("qadam", 5e-3), ("bytegrad", 5e-3)}
 
 
+def test_an_option_that_only_an_axis_brings_can_be_selected() -> None:
+    only = "campaign.only='algo=qadam algo.warmup_steps=1,2 run.channels=null'"
+    chosen = composed("campaign=one_channel", only).campaign
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        cells = expand(chosen, ["campaign=one_channel", only])
+    assert len(cells) == 6 and {cell.run.channels for cell in cells} == {None}
+
+
 def test_cells_that_share_their_groups_are_what_hydra_composes() -> None:
     asked = [
         ["task=bert_large", "task.scale=tiny", "run.steps=3"],

@@ -124,6 +124,7 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
     (["campaign=quick", "cluster.servers=99"], ["cluster.servers=99", "at most 44 ranks"]),
     (["campaign=quick", "campaign.rounds=0"], ["campaign.rounds=0", "at least 1"]),
     (["campaign=quick", "campaign.only='task=bert_large'"], ["campaign.only=task=bert_large: none of the 3 cells"]),
+    (["campaign=quick", "campaign.only='tune.max_samples=5'"], ["no configuration of a cell has tune.max_samples"]),
     (["campaign=quick", "campaign.only='task=bert_lrge'"], ["campaign.only=task=bert_lrge: expected settings"]),
     (["campaign=quick", "campaign.axes=[algo]"], ["campaign.axes=algo", "KEY=A,B,C"]),
     (["campaign=quick", "campaign.axes=[[]]"], ["campaign.axes=[]", "KEY=A,B,C"]),

@@ -61,12 +61,11 @@ def test_the_square_root_and_the_size_that_hides_the_overhead() -> None:
 
 
 def test_compressed_buckets_are_larger() -> None:
-    """What they send is less to hide the overhead behind, and keeps the last bucket less long."""
-    windows = Costs(overhead=0.03, alone=1e9, together=2e9)
-    assert bucket_size(10**9, 2, windows, share=0.25) == math.ceil(2 * math.sqrt(1e9 * 0.03 * 1e9 / 2))
+    """What they send is less to hide the overhead behind."""
     slow = Costs(overhead=0.03, alone=1e8, together=1e8)
-    assert bucket_size(10**9, 2, slow, share=0.5) == 2 * 4 * 0.03 * 1e8
-    assert bucket_size(10**8, 4, Costs(1e-4, 1e9, 1e9, occupied=4e-4), share=0.25) == math.ceil(2 * math.sqrt(4e13))
+    assert bucket_size(5 * 10**8, 2, slow) == 4 * 0.03 * 1e8
+    assert bucket_size(5 * 10**8, 2, slow, share=0.5) == 2 * 4 * 0.03 * 1e8
+    assert bucket_size(5 * 10**8, 2, slow, share=0.1) == math.ceil(math.sqrt(5e8 * 0.015 * 1e8)), "and not beyond that"
 
 
 def test_what_software_takes_is_not_hidden_by_more_channels() -> None:
@@ -81,6 +80,7 @@ def test_what_software_takes_is_not_hidden_by_more_channels() -> None:
 def test_what_software_takes_is_measured(overhead: float, channels: int, busy: bool) -> None:
     found = measure(lambda nbytes, number: overhead * (number if busy else 1) + 1e-10 * nbytes, channels, most=2**40)
     assert found.several == pytest.approx(overhead if busy else overhead / channels, rel=0.01)
+    assert found.together == pytest.approx(channels * 1e10, rel=0.02), "the line is as fast in both cases"
 
 
 def test_buckets_that_take_time_from_computing_are_fewer() -> None:
