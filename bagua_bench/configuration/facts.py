@@ -134,6 +134,9 @@ def algorithm(algo: AlgoPart) -> AlgorithmFacts:
 def _algorithm(name: str, target: str, about: str) -> AlgorithmFacts:
     given = json.loads(about)
     own = _read(AlgorithmFacts, name, given)
+    if "line_share" in given:
+        where = f"conf/algo/{name}.yaml: about.line_share={given['line_share']}"
+        raise ValueError(f"{where}: belongs in the class, as an attribute of it")
     known = attributes(target) if target else {}
     fixed: dict[str, Any] = {"buckets": "one"} if known.get("one_bucket") and not own.buckets else {}
     fixed |= {"line_share": known["line_share"]} if "line_share" in known else {}

@@ -33,7 +33,8 @@ def show(record: Record, path: Path | None) -> None:
         CONSOLE.print(_table(name, cell, record))
         if record["status"] == "wrong":
             CONSOLE.print(f"[red]wrong[/red]: {escape(record['reason'])}", soft_wrap=True)
-    if path is not None and (trace := (record["result"] or {}).get("trace")):
+    trace = (record["result"] or {}).get("trace")
+    if path is not None and trace and (path.parent / trace).exists():
         CONSOLE.print(f"trace: {path.parent / trace} (open it in ui.perfetto.dev)", soft_wrap=True)
     if path is not None:
         CONSOLE.print(f"record: {path} (cell {record['cell']}, status {record['status']})", soft_wrap=True)

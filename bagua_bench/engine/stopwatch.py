@@ -55,8 +55,8 @@ class Stopwatch:
             seconds[phase] += seconds_between(begin, end, self._device)
         seconds["step"] = seconds_between(self._marks[0][1], self._marks[-1][1], self._device)
         if self._note is not None:
-            self._note("step", self._marks[0][1], self._marks[-1][1])
             for (phase, begin), (_, end) in pairwise(self._marks):
                 self._note(phase, begin, end)
+            self._note("step", self._marks[0][1], self._marks[-1][1])
         self._marks.clear()
         return seconds

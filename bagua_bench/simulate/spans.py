@@ -19,7 +19,7 @@ def of_step(marks: Sequence[tuple[str, float]], end: float, shift: float = 0.0) 
         Span(TRAINING, name, shift + begin, until - begin)
         for (name, begin), (_, until) in pairwise([*marks, ("", end)])
     ]
-    return [Span(TRAINING, "step", shift + marks[0][1], end - marks[0][1]), *within]
+    return [*within, Span(TRAINING, "step", shift + marks[0][1], end - marks[0][1])]
 
 
 def of_channels(noted: Iterable[Noted], k: int, shift: float) -> Iterator[Span]:

@@ -324,6 +324,7 @@ def test_a_missing_or_wrong_declaration_is_one_line() -> None:
     for about, message in (
         (None, "about: is missing"),
         ({"title": "x"}, r"about\.same_update is missing"),
+        ({"title": "x", "same_update": True, "line_share": 0.5}, r"about\.line_share=0\.5: belongs in the class"),
         ({"title": "x", "same_update": True, "sync_every": 8}, r"about\.sync_every=8: no such key; allowed: title"),
         ({"title": "x", "same_update": "yes"}, r"about\.same_update=yes: expected bool"),
     ):

@@ -21,7 +21,7 @@ from bagua_bench.configuration.cell import (
     TransportPart,
     identity,
 )
-from bagua_bench.results.result import Averaging, Checks, Interface, RankResult, Reality, Result
+from bagua_bench.results.result import Averaging, Checks, Interface, RankResult, Reality, Result, Span
 from tests.catalogue import options, resolved
 from tests.unit.test_schema_history import committed, migrate
 
@@ -147,6 +147,9 @@ RANKS = st.builds(
     streams=st.none() | st.dictionaries(st.text(), st.lists(st.dictionaries(st.text(), FLOATS)).map(tuple)),
     skipped_steps=st.none() | st.integers(0),
     interface=st.none() | st.builds(Interface, st.integers(0), st.integers(0)),
+    spans=st.lists(
+        st.builds(Span, st.text(), st.text(), FLOATS, FLOATS, st.none() | FLOATS, st.none() | st.text())
+    ).map(tuple),
 )
 TEXTS = st.lists(st.text()).map(tuple)
 RESULTS = st.builds(
