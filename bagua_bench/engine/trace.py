@@ -101,8 +101,8 @@ class _Channels(Channels):
         super().submit(key, partial(self._noted, channel_track(key % self.number), work))
 
     def _noted(self, track: str, work: Callable[[CountedComm], None], comm: CountedComm) -> None:
-        [*buckets] = [one for one in getattr(work, "args", ()) if isinstance(one, Bucket)]
-        name = f"bucket {buckets[0].name}" if buckets else "other"
+        bucket = next((one for one in getattr(work, "args", ()) if isinstance(one, Bucket)), None)
+        name = "other" if bucket is None else f"bucket {bucket.name}"
         with self._trace.noted(track, name):
             work(_Noting(comm, self._trace, track, "flat"))  # type: ignore[arg-type]
 
