@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass, field
@@ -28,6 +29,7 @@ os.environ.setdefault("RUST_LOG", "error")  # torchft reads it when it is import
 LIMIT = 180.0  # seconds for whatever is waited for
 _PEACE = 20  # steps that all must have taken before anything happens, and after it
 _STEP = 0.02  # seconds, at least
+_TOLD = 4000  # characters of what a replica said that has ended
 
 
 @dataclass
@@ -87,7 +89,8 @@ class _Replica:
         command = [sys.executable, "-m", "tools.replica_loss", "--replica", str(number), "--lighthouse", lighthouse]
         command += ["--replicas", str(replicas)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+        self._said = tempfile.TemporaryFile()  # why it ended, if it does
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._said, env=environment)
         self.told: list[dict[str, Any]] = []
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
@@ -102,9 +105,13 @@ class _Replica:
 
         begun = time.monotonic()
         while sum(one["members"] == members and one["time"] > since for one in self._taken()) < _PEACE:
-            assert self._process.poll() is None, f"replica {self.number} has ended"
+            assert self._process.poll() is None, f"replica {self.number} has ended: {self._reason()}"
             assert time.monotonic() < begun + LIMIT, f"replica {self.number} has stopped at {self.told[-1:]}"
             time.sleep(_STEP)
+
+    def _reason(self) -> str:
+        self._said.seek(0)
+        return f"exit code {self._process.returncode}\n{self._said.read().decode(errors='replace')[-_TOLD:]}"
 
     def _taken(self) -> list[dict[str, Any]]:
         return [one for one in self.told.copy() if one["counts"]]
