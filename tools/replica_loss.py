@@ -89,7 +89,7 @@ class _Replica:
         command = [sys.executable, "-m", "tools.replica_loss", "--replica", str(number), "--lighthouse", lighthouse]
         command += ["--replicas", str(replicas)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._said = tempfile.TemporaryFile()  # why it ended, if it does
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  as long as the process; why it ended, if it does
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._said, env=environment)
         self.told: list[dict[str, Any]] = []
         assert self._process.stdout is not None
