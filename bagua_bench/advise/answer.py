@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-import pandas as pd
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from bagua_bench.advise import intervals, levers, reasons
 from bagua_bench.advise.assumptions import transports
 from bagua_bench.advise.levers import Crossing
+from bagua_bench.advise.ranking import Row, each_first
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.variants import algorithm_part
@@ -39,7 +37,8 @@ class Memory:
 class Answer:
     """What is said of a comparison; rows are those of `ranking.advise`, with `times_ddp` and `why`.
 
-    base: the cell that the others vary. shown: the rows to show, the fastest of every algorithm (and transport).
+    base: the cell that the others vary. shown: the rows to show, the fastest of every algorithm (and transport, where
+    these differ: by_transport).
     first: the fastest that learns what DDP learns. rival: DDP at its best; None if it cannot be run. default: seconds
     of a step of DDP at its defaults; variants: the same of settings of DDP, each at its best. share: relative error of
     a ratio. beyond: settings that lie outside the points of the calibration. second: the fastest other one that learns
@@ -47,11 +46,12 @@ class Answer:
     """
 
     base: Cell
-    shown: pd.DataFrame
+    shown: Sequence[Row]
+    by_transport: bool
     transports: str
     refused: Mapping[str, str]
-    first: Any
-    rival: Any
+    first: Row
+    rival: Row | None
     default: float
     variants: Mapping[str, float]
     share: float
@@ -62,53 +62,54 @@ class Answer:
     memory: Memory
 
     @property
-    def same(self) -> pd.DataFrame:
+    def same(self) -> list[Row]:
         """The fastest row of every algorithm that learns what DDP learns."""
-        return self.shown[self.shown["same_update"]].drop_duplicates("algorithm")
+        return each_first(row for row in self.shown if row.same_update)
 
     @property
-    def faster(self) -> pd.DataFrame:
+    def faster(self) -> list[Row]:
         """The fastest row of every algorithm that is faster than these, but learns something else."""
-        other = self.shown[~self.shown["same_update"]].drop_duplicates("algorithm")
-        return other[other["step_seconds"] < self.first["step_seconds"]]
+        other = each_first(row for row in self.shown if not row.same_update)
+        return [row for row in other if row.step_seconds < self.first.step_seconds]
 
     @property
     def interval(self) -> tuple[float, float]:
         """That is to hold nine of ten ratios to DDP at its best."""
-        return self.first["times_ddp"] / (1 + self.share), self.first["times_ddp"] * (1 + self.share)
+        return self.first.times_ddp / (1 + self.share), self.first.times_ddp * (1 + self.share)
 
 
-def answer(table: pd.DataFrame, base: Cell, refused: Mapping[str, str]) -> Answer:
-    """The answer for the cell `base`, from the `table` of `ranking.advise`; `refused`: who cannot run, and why."""
-    best, line = transports(table.drop_duplicates(["algorithm", "transport"]), base)
-    baseline = table[table["algorithm"] == facts.baseline()]
-    best = best.assign(
-        times_ddp=baseline["step_seconds"].min() / best["step_seconds"], why=best["cell"].map(reasons.why)
-    )
-    same = best[best["same_update"]]
-    first = same.iloc[0]
-    rivals = best[best["algorithm"] == facts.baseline()]
-    rival = rivals.iloc[0] if len(rivals) else None
-    beside = same.iloc[-1] if rival is None else rival  # what is asked for may be nothing that DDP has
+def answer(rows: Sequence[Row], base: Cell, refused: Mapping[str, str]) -> Answer:
+    """The answer for the cell `base`, from the rows of `ranking.advise`; `refused`: who cannot run, and why."""
+    baseline = [row for row in rows if row.algorithm == facts.baseline()]
+    least = min((row.step_seconds for row in baseline), default=math.nan)
+    best = [row for name in dict.fromkeys(row.transport for row in rows) for row in _over(rows, name)]
+    best.sort(key=lambda row: row.step_seconds)
+    differ, line = transports(best, base)
+    best = best if differ else each_first(best)
+    best = [replace(row, times_ddp=least / row.step_seconds, why=reasons.why(row.cell)) for row in best]
+    same = [row for row in best if row.same_update]
+    first = same[0]
+    rival = next((row for row in best if row.algorithm == facts.baseline()), None)
+    beside = same[-1] if rival is None else rival  # what is asked for may be nothing that DDP has
     posterior = posterior_of(base.cluster.name)
-    others = same[same["algorithm"] != facts.baseline()]
-    challenger = others.iloc[0] if len(others) else None
-    cells = {row["algorithm"]: row["cell"] for row in (first, rival) if row is not None}
+    challenger = next((row for row in same if row.algorithm != facts.baseline()), None)
+    cells = {row.algorithm: row.cell for row in (first, rival) if row is not None}
     return Answer(
         base=base,
         shown=best,
+        by_transport=differ,
         transports=line,
         refused=refused,
         first=first,
         rival=rival,
         default=_default(baseline, base),
-        variants=_variants(table),
-        share=intervals.share_of_ratio(first["cell"], beside["cell"]),
-        beyond=() if posterior is None else tuple(posterior.beyond(first["cell"])),
+        variants=_variants(rows),
+        share=intervals.share_of_ratio(first.cell, beside.cell),
+        beyond=() if posterior is None else tuple(posterior.beyond(first.cell)),
         limits={name: levers.levers(cell) for name, cell in cells.items()},
         crossing=_crossing(challenger, baseline),
-        challenger="" if challenger is None else challenger["algorithm"],
-        memory=memory(first["cell"]),
+        challenger="" if challenger is None else challenger.algorithm,
+        memory=memory(first.cell),
     )
 
 
@@ -121,26 +122,32 @@ def memory(cell: Cell) -> Memory:
     return Memory(weights, weights, moments * weights, layers.optimizer, state)
 
 
-def _default(baseline: pd.DataFrame, base: Cell) -> float:
+def _over(rows: Sequence[Row], transport: str) -> list[Row]:
+    return each_first(row for row in rows if row.transport == transport)
+
+
+def _default(baseline: Sequence[Row], base: Cell) -> float:
     """Seconds of a step of the baseline with its own options, over the transport that is asked for."""
     own = algorithm_part(facts.baseline()).options
     found = [
-        row.step_seconds
-        for row in baseline.itertuples()
-        if row.cell.algo.options == own and row.cell.transport == base.transport
+        row.step_seconds for row in baseline if row.cell.algo.options == own and row.cell.transport == base.transport
     ]
-    return float(found[0]) if found else math.nan
+    return found[0] if found else math.nan
 
 
-def _variants(table: pd.DataFrame) -> dict[str, float]:
+def _variants(rows: Sequence[Row]) -> dict[str, float]:
     """Seconds of a step of the baseline's variants, each at its best."""
-    least = table.groupby("algorithm")["step_seconds"].min()
-    return {name: float(least[name]) for name in least.index if facts.option(name).variant_of == facts.baseline()}
+    best = sorted(each_first(rows), key=lambda row: row.algorithm)
+    return {row.algorithm: row.step_seconds for row in best if _is_variant(row.algorithm)}
 
 
-def _crossing(challenger: Any, baseline: pd.DataFrame) -> Crossing | None:
+def _is_variant(name: str) -> bool:
+    return facts.option(name).variant_of == facts.baseline()
+
+
+def _crossing(challenger: Row | None, baseline: Sequence[Row]) -> Crossing | None:
     """Between the best algorithm other than the baseline and the baseline; None if there are not both."""
-    if challenger is None or not len(baseline):
+    if challenger is None or not baseline:
         return None
-    over = baseline[baseline["transport"] == baseline.iloc[0]["transport"]]
-    return levers.crossing([challenger["cell"]], list(over["cell"]))
+    over = [row.cell for row in baseline if row.transport == baseline[0].transport]
+    return levers.crossing([challenger.cell], over)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pandas as pd
+import math
+from collections.abc import Sequence
 
 from bagua_bench.advise.candidates import available
+from bagua_bench.advise.ranking import Row
 from bagua_bench.configuration import facts, network_settings
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.units import BYTES, RATES, amount, duration, text
@@ -13,6 +14,8 @@ from bagua_bench.machine.compute import compute_of
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.simulate.cluster import cluster_of
 from bagua_bench.simulate.posterior import posterior_of
+
+_ALIKE = 1e-5  # of a step's time
 
 
 def assumptions(cell: Cell) -> str:
@@ -71,16 +74,17 @@ def _calibration(cell: Cell) -> str:
     return f"calibrated: 9 of 10 of its points within ±{share:.0%}{far}"
 
 
-def transports(best: pd.DataFrame, cell: Cell) -> tuple[pd.DataFrame, str]:
-    """The rows to show, and one line on the transports: if they do not differ, each algorithm is shown once."""
-    names, rest = list(best["transport"].unique()), _not_compared(cell)
-    spread = best.groupby("algorithm")["step_seconds"].agg(["min", "max"])
-    if not np.allclose(spread["min"], spread["max"]):
-        return best, f"transports compared: {', '.join(names)}{rest}"
-    line = f"transport: {names[0]}{rest}"
+def transports(best: Sequence[Row], cell: Cell) -> tuple[bool, str]:
+    """Whether the transports differ, for any algorithm, and one line on them; `best`: a row per algorithm and each."""
+    names, rest = list(dict.fromkeys(row.transport for row in best)), _not_compared(cell)
+    seconds: dict[str, list[float]] = {}
+    for row in best:
+        seconds.setdefault(row.algorithm, []).append(row.step_seconds)
+    if not all(math.isclose(min(each), max(each), rel_tol=_ALIKE) for each in seconds.values()):
+        return True, f"transports compared: {', '.join(names)}{rest}"
     if len(names) > 1:
-        line = f"transport: no difference between {' and '.join(names)} here, by this model{rest}"
-    return best.drop_duplicates("algorithm").drop(columns="transport"), line
+        return False, f"transport: no difference between {' and '.join(names)} here, by this model{rest}"
+    return False, f"transport: {names[0]}{rest}"
 
 
 def _not_compared(cell: Cell) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bagua_bench.advise.answer import Answer
+from bagua_bench.advise.ranking import Row
 from bagua_bench.configuration import facts, units
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.resolve import has_cuda
@@ -27,12 +28,12 @@ def commands(answer: Answer, arguments: Sequence[str]) -> list[str]:
 
 
 def _is_first(answer: Answer) -> bool:
-    return bool(answer.first["algorithm"] == facts.baseline())
+    return answer.first.algorithm == facts.baseline()
 
 
-def engine(row: Any) -> str:
+def engine(row: Row) -> str:
     """How a row's algorithm is made for a model of one's own; empty for a peer."""
-    cell: Cell = row["cell"]
+    cell = row.cell
     if facts.algorithm(cell.algo).peer:
         return ""
     options = ", ".join(f"{key}={value!r}" for key, value in _changed(cell).items())
@@ -43,9 +44,9 @@ def engine(row: Any) -> str:
     return f"Engine(model, optimizer, {module}.{name}({options}){size}{channels})"
 
 
-def settings(row: Any) -> list[str]:
+def settings(row: Row) -> list[str]:
     """The arguments with which a row's algorithm runs as it was simulated."""
-    cell: Cell = row["cell"]
+    cell = row.cell
     values = {f"algo.{key}": value for key, value in _changed(cell).items()}
     chosen = _chosen(row)
     if "bucket_size" in chosen:
@@ -55,9 +56,9 @@ def settings(row: Any) -> list[str]:
     return [f"algo={cell.algo.name}", *(f"{key}={_text(value)}" for key, value in values.items())]
 
 
-def _chosen(row: Any) -> dict[str, int]:
+def _chosen(row: Row) -> dict[str, int]:
     """Bucket size and channels where the engine has them; those that it would choose itself are left to it."""
-    run = row["cell"].run
+    run = row.cell.run
     found = {"bucket_size": run.bucket_size, "channels": run.channels}
     return {key: value for key, value in found.items() if value is not None}
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import get_context
-from typing import Any
-
-import pandas as pd
 
 from bagua_bench.advise import traces
 from bagua_bench.configuration import facts
@@ -29,15 +27,50 @@ _FEW, _FEW_KNOWN = 20, 100
 """Cells that are ranked in this process, as others would take longer to start: any, and with programs that are kept."""
 
 
-def advise(cells: Sequence[Cell], workers: int = 1) -> pd.DataFrame:
-    """One row per cell, fastest first: seconds of a step and an epoch.
+@dataclass(frozen=True)
+class Row:
+    """What is simulated of a cell, and what its algorithm declares.
+
+    between: what the algorithm connects. steps: so many were simulated. epoch_seconds: 0 if the task does not say how
+    many samples there are. round_seconds, staleness_steps: of averages beside the steps; NaN where there are none.
+    times_ddp, why: what a comparison adds, see `answer.answer`.
+    """
+
+    cell: Cell
+    algorithm: str
+    same_update: bool
+    steps: int
+    warm_up: float
+    note: str
+    between: str
+    transport: str
+    bucket: str
+    channels: str
+    step_seconds: float
+    epoch_seconds: float
+    round_seconds: float
+    staleness_steps: float
+    times_ddp: float = math.nan
+    why: str = ""
+
+
+def advise(cells: Sequence[Cell], workers: int = 1) -> list[Row]:
+    """One row per cell, fastest first.
 
     workers: processes to share the work; 0: one per core where there is enough of it.
     """
-    return pd.DataFrame(_rows(cells, workers)).sort_values("step_seconds", kind="stable", ignore_index=True)
+    return sorted(_rows(cells, workers), key=lambda row: row.step_seconds)
 
 
-def _rows(cells: Sequence[Cell], workers: int) -> list[dict[str, Any]]:
+def each_first(rows: Iterable[Row]) -> list[Row]:
+    """The first row of every algorithm."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        found.setdefault(row.algorithm, row)
+    return list(found.values())
+
+
+def _rows(cells: Sequence[Cell], workers: int) -> list[Row]:
     settings = [Setting(cell) for cell in cells]
     known = workers != 1 and all(traces.is_known(key) for key in {setting.key for setting in settings})
     if not workers:
@@ -56,7 +89,7 @@ def _rows(cells: Sequence[Cell], workers: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _rows_of(settings: Sequence[Setting]) -> list[dict[str, Any]]:
+def _rows_of(settings: Sequence[Setting]) -> list[Row]:
     return [_row(setting) for setting in settings]
 
 
@@ -88,26 +121,26 @@ class Setting:
         return with_rounds(program, self.cluster, self.compute, facts.algorithm(self.cell.algo).rounds)
 
 
-def _row(setting: Setting) -> dict[str, Any]:
+def _row(setting: Setting) -> Row:
     cell = setting.asked
     declared, layout, run = facts.algorithm(cell.algo), setting.cluster.layout, setting.cell.run
     timing = Clock(setting.cluster, setting.compute, setting.factors).run(setting.program)
     seconds, in_rounds = mean_step(timing) * cell.haste, setting.program.round is not None
     samples = cell.task.batch * cell.run.accumulate * layout.ranks
     by_server = declared.by_server and layout.per_server > 1 and layout.servers > 1
-    return {
-        "cell": cell,
-        "algorithm": cell.algo.name,
-        "same_update": declared.same_update,
-        "steps": len(timing.steps),
-        "warm_up": declared.warm_up_share,
-        "note": declared.note,
-        "between": "servers" if by_server else "ranks",
-        "transport": cell.transport.name,
-        "bucket": declared.buckets or f"{(run.bucket_size or 0) * setting.cell.shrink / 2**20:.3g} MiB",
-        "channels": "" if declared.buckets else f"{run.channels}",
-        "step_seconds": seconds,
-        "epoch_seconds": seconds * setting.layers.samples_per_epoch / samples,
-        "round_seconds": timing.round_seconds * cell.haste if in_rounds else math.nan,
-        "staleness_steps": (timing.staleness if timing.rounds else math.inf) if in_rounds else math.nan,
-    }
+    return Row(
+        cell=cell,
+        algorithm=cell.algo.name,
+        same_update=declared.same_update,
+        steps=len(timing.steps),
+        warm_up=declared.warm_up_share,
+        note=declared.note,
+        between="servers" if by_server else "ranks",
+        transport=cell.transport.name,
+        bucket=declared.buckets or f"{(run.bucket_size or 0) * setting.cell.shrink / 2**20:.3g} MiB",
+        channels="" if declared.buckets else f"{run.channels}",
+        step_seconds=seconds,
+        epoch_seconds=seconds * setting.layers.samples_per_epoch / samples,
+        round_seconds=timing.round_seconds * cell.haste if in_rounds else math.nan,
+        staleness_steps=(timing.staleness if timing.rounds else math.inf) if in_rounds else math.nan,
+    )

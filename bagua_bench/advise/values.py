@@ -10,6 +10,7 @@ from typing import Any
 from bagua_bench.advise import checks
 from bagua_bench.advise.answer import Answer, memory
 from bagua_bench.advise.assumptions import assumptions
+from bagua_bench.advise.ranking import Row
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.machine.compute import compute_of
@@ -20,8 +21,8 @@ from bagua_bench.simulate.cluster import cluster_of
 def values(found: Answer, arguments: Sequence[str]) -> dict[str, Any]:
     """All that `words.text` says, and the tables."""
     first, turn = found.first, found.crossing
-    ratios = {"ddp_at_its_best": first["times_ddp"], "ddp_at_its_defaults": found.default / first["step_seconds"]}
-    ratios |= {name: seconds / first["step_seconds"] for name, seconds in found.variants.items()}
+    ratios = {"ddp_at_its_best": first.times_ddp, "ddp_at_its_defaults": found.default / first.step_seconds}
+    ratios |= {name: seconds / first.step_seconds for name, seconds in found.variants.items()}
     plain: dict[str, Any] = _plain(
         {
             "assumed": _assumed(found.base),
@@ -69,29 +70,29 @@ def _assumed(base: Cell) -> dict[str, Any]:
 
 
 def _rows(found: Answer, same: bool) -> list[dict[str, Any]]:
-    return [_row(row) for row in found.shown[found.shown["same_update"] == same].to_dict("records")]
+    return [_row(row) for row in found.shown if row.same_update == same]
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    cell: Cell = row["cell"]
+def _row(row: Row) -> dict[str, Any]:
+    cell = row.cell
     declared = facts.algorithm(cell.algo)
     learned = declared.learned
     return {
-        "algorithm": row["algorithm"],
+        "algorithm": row.algorithm,
         "settings": checks.settings(row),
-        "between": row["between"],
+        "between": row.between,
         "transport": cell.transport.name,
-        "bucket": row["bucket"],
-        "channels": int(row["channels"]) if row["channels"] else None,
-        "step_seconds": row["step_seconds"],
-        "epoch_seconds": row["epoch_seconds"] or None,
-        "times_ddp": row["times_ddp"],
-        "why": row["why"],
-        "stale_steps": row["staleness_steps"],
-        "warm_up_share": row["warm_up"],
+        "bucket": row.bucket,
+        "channels": int(row.channels) if row.channels else None,
+        "step_seconds": row.step_seconds,
+        "epoch_seconds": row.epoch_seconds or None,
+        "times_ddp": row.times_ddp,
+        "why": row.why,
+        "stale_steps": row.staleness_steps,
+        "warm_up_share": row.warm_up,
         "state_bytes": memory(cell).state,
         "learned": dict(zip(("mean", "least", "most"), learned, strict=True)) if learned else None,
-        "note": row["note"] or None,
+        "note": row.note or None,
     }
 
 

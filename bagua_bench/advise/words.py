@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import pandas as pd
 
 from bagua_bench.advise import checks, reasons
 from bagua_bench.advise.answer import Answer, answer, memory
 from bagua_bench.advise.assumptions import assumptions
 from bagua_bench.advise.levers import AS_GOOD
+from bagua_bench.advise.ranking import Row, each_first
 from bagua_bench.configuration import facts, units
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.units import RATES, SIZES, amount, duration, durations
@@ -50,20 +48,20 @@ _LARGER = 16.0  # times as large TCP windows
 
 
 def report(
-    table: pd.DataFrame, base: Cell, refused: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+    rows: Sequence[Row], base: Cell, refused: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> str:
-    """The advice for the cell `base`, from the `table` of `ranking.advise`.
+    """The advice for the cell `base`, from the rows of `ranking.advise`.
 
     refused: who cannot run, and why; arguments: those that `base` was made from.
     """
-    return text(answer(table, base, refused or {}), arguments)
+    return text(answer(rows, base, refused or {}), arguments)
 
 
 def text(found: Answer, arguments: Sequence[str]) -> str:
     """An answer to read: what was assumed, the answer, its reasons, tables, and who is not in them."""
     parts = [f"{assumptions(found.base)}\n{found.transports}", headline(found), reasoning(found, arguments)]
-    shown = found.shown
-    parts += [_group(title, shown[shown["same_update"] == same]) for title, same in ((_SAME, True), (_OTHER, False))]
+    for title, same in ((_SAME, True), (_OTHER, False)):
+        parts.append(_group(title, [row for row in found.shown if row.same_update == same], found.by_transport))
     parts += ["\n".join(f"not compared: {why}" for why in found.refused.values())]
     return "\n\n".join(part for part in parts if part)
 
@@ -72,11 +70,11 @@ def headline(found: Answer) -> str:
     """The fastest of those that learn what DDP learns, and what learning something else would buy."""
     first, faster = found.first, found.faster
     tied = _tied(found.same, found.share)
-    lines = [f"fastest of those that learn what DDP learns: {_chosen(first)}, {_compared(found)}{tied}"]
-    if len(faster):
-        lines.append(
-            f"faster, but learning something else: {', '.join(_brief(row) for row in faster.to_dict('records'))}"
-        )
+    lines = [
+        f"fastest of those that learn what DDP learns: {_chosen(first, found.by_transport)}, {_compared(found)}{tied}"
+    ]
+    if faster:
+        lines.append(f"faster, but learning something else: {', '.join(map(_brief, faster))}")
     return "\n".join([*lines, *_windows(first)])
 
 
@@ -91,29 +89,29 @@ def reasoning(found: Answer, arguments: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _chosen(row: Any) -> str:
+def _chosen(row: Row, by_transport: bool) -> str:
     """'bytegrad over gloo with buckets of 10 MiB and 4 channels'."""
-    transport = f" over {row['transport']}" if row.get("transport") else ""
-    buckets = f" with buckets of {row['bucket']}" if "MiB" in row["bucket"] else ""
-    several = f" and {row['channels']} channel{'s' * (row['channels'] != '1')}" if row["channels"] else ""
-    return f"{row['algorithm']}{transport}{buckets}{several}"
+    transport = f" over {row.transport}" if by_transport else ""
+    buckets = f" with buckets of {row.bucket}" if "MiB" in row.bucket else ""
+    several = f" and {row.channels} channel{'s' * (row.channels != '1')}" if row.channels else ""
+    return f"{row.algorithm}{transport}{buckets}{several}"
 
 
 def _compared(found: Answer) -> str:
     """How fast the first is beside DDP: at its best, at its defaults, and as its variants."""
     row, (low, high) = found.first, found.interval
-    if row["algorithm"] == facts.baseline():
+    if row.algorithm == facts.baseline():
         return "than which nothing is faster"
     if found.rival is None:
-        return f"{duration(row['step_seconds'])} a step; DDP cannot be run so"
+        return f"{duration(row.step_seconds)} a step; DDP cannot be run so"
     far = ", extrapolated" * bool(found.beyond)
     others = {"DDP at its defaults": found.default, **found.variants}
     beside = [
-        f"{_times(seconds / row['step_seconds'])} times {name}"
+        f"{_times(seconds / row.step_seconds)} times {name}"
         for name, seconds in others.items()
-        if not math.isnan(seconds) and name != row["algorithm"]
+        if not math.isnan(seconds) and name != row.algorithm
     ]
-    best = f"{_times(row['times_ddp'])} times DDP at its best ({_times(low)} to {_times(high)}{far})"
+    best = f"{_times(row.times_ddp)} times DDP at its best ({_times(low)} to {_times(high)}{far})"
     return ", ".join([best, *beside])
 
 
@@ -121,7 +119,7 @@ def _learning(found: Answer) -> str:
     """What was measured of how the first learns."""
     task = found.base.task
     model = "your model" if facts.task(task).described else task.name
-    name = found.first["algorithm"]
+    name = found.first.algorithm
     said = _learned(name)
     if not said:
         return "not measured"
@@ -142,7 +140,7 @@ def _share(name: str) -> str:
 
 
 def _memory(found: Answer) -> str:
-    kept, name = found.memory, found.first["algorithm"]
+    kept, name = found.memory, found.first.algorithm
     usual = amount(kept.weights + kept.gradients + kept.optimizer, SIZES)
     more = f"{amount(kept.state, SIZES)} more" if kept.state else "nothing more"
     return f"{usual} a rank for weights, gradients and {kept.kind} in fp32; {name} keeps {more}"
@@ -181,68 +179,72 @@ def _crossing(found: Answer) -> str:
     return f"below about {rate} {name} is faster than DDP by more than {AS_GOOD - 1:.0%}"
 
 
-def _brief(row: Any) -> str:
-    late = row["staleness_steps"]
+def _brief(row: Row) -> str:
+    late = row.staleness_steps
     age = "" if math.isnan(late) else " whose averages never come" if math.isinf(late) else f", {_stale(late)}"
-    gain = duration(row["step_seconds"]) if math.isnan(row["times_ddp"]) else _times(row["times_ddp"])
-    return f"{row['algorithm']}{age} ({gain})"
+    gain = duration(row.step_seconds) if math.isnan(row.times_ddp) else _times(row.times_ddp)
+    return f"{row.algorithm}{age} ({gain})"
 
 
 def _stale(late: float) -> str:
     return "averages never come" if math.isinf(late) else f"{late:.3g} steps stale"
 
 
-def _named(row: Any) -> str:
+def _named(row: Row) -> str:
     """The algorithm's name, and how stale its averages are."""
-    late = row["staleness_steps"]
-    return f"{row['algorithm']}" if math.isnan(late) else f"{row['algorithm']} ({_stale(late)})"
+    late = row.staleness_steps
+    return f"{row.algorithm}" if math.isnan(late) else f"{row.algorithm} ({_stale(late)})"
 
 
-def _tied(rows: pd.DataFrame, share: float) -> str:
+def _tied(rows: Sequence[Row], share: float) -> str:
     """Which others are as fast within the uncertainty."""
-    first = rows.iloc[0]
-    near = rows[rows["step_seconds"] <= first["step_seconds"] * (1 + share)]["algorithm"].unique()[1:]
-    return f"; as fast within the model's uncertainty: {', '.join(near)}" if len(near) else ""
+    near = [row.algorithm for row in rows[1:] if row.step_seconds <= rows[0].step_seconds * (1 + share)]
+    return f"; as fast within the model's uncertainty: {', '.join(near)}" if near else ""
 
 
-def _windows(row: Any) -> Iterator[str]:
+def _windows(row: Row) -> Iterator[str]:
     """What larger TCP windows would do, where these are what is waited for."""
-    cell: Cell = row["cell"]
-    if row["why"].startswith("window"):
+    cell = row.cell
+    if row.why.startswith("window"):
         larger = units.text(int(cell.network.tcp_window * _LARGER), units.BYTES)
         seconds = duration(reasons.with_windows(cell, _LARGER))
         yield (
             f"TCP windows are what is waited for: with network.tcp_window={larger} a step takes {seconds} instead of "
-            f"{duration(row['step_seconds'])}; more servers help, too, as each has its own connections"
+            f"{duration(row.step_seconds)}; more servers help, too, as each has its own connections"
         )
 
 
-def _group(title: str, rows: pd.DataFrame) -> str:
-    return "\n".join([title, _table(rows), *_notes(rows)]) if len(rows) else ""
+def _group(title: str, rows: Sequence[Row], by_transport: bool) -> str:
+    return "\n".join([title, *_table(rows, by_transport), *_notes(rows)]) if rows else ""
 
 
 def _times(ratio: float) -> str:
     return f"{ratio:.3g}" if ratio < 1000 else f"{ratio:.0f}"
 
 
-def _table(rows: pd.DataFrame) -> str:
-    shown = {
-        "algorithm": [_named(row) for row in rows.to_dict("records")],
-        "between": rows["between"],
-        **({"transport": rows["transport"]} if "transport" in rows else {}),
-        "bucket": rows["bucket"],
-        "channels": rows["channels"],
-        "step": durations(list(rows["step_seconds"])),
-        **({"epoch": durations(list(rows["epoch_seconds"]))} if rows["epoch_seconds"].all() else {}),
-        **({} if rows["times_ddp"].isna().all() else {"x DDP": rows["times_ddp"].map(_times)}),
-        "why": rows["why"],
+def _table(rows: Sequence[Row], by_transport: bool) -> Iterator[str]:
+    """Lines of columns that end below each other."""
+    columns = {
+        "algorithm": [_named(row) for row in rows],
+        "between": [row.between for row in rows],
+        "transport": [row.transport for row in rows] if by_transport else [],
+        "bucket": [row.bucket for row in rows],
+        "channels": [row.channels for row in rows],
+        "step": durations([row.step_seconds for row in rows]),
+        "epoch": durations([row.epoch_seconds for row in rows]) if all(row.epoch_seconds for row in rows) else [],
+        "x DDP": [] if all(math.isnan(row.times_ddp) for row in rows) else [_times(row.times_ddp) for row in rows],
+        "why": [row.why for row in rows],
     }
-    return str(pd.DataFrame(shown).to_string(index=False))
+    padded = []
+    for name, values in columns.items():
+        wide = max(map(len, (name, *values)))
+        padded += [[text.rjust(wide) for text in (name, *values)]] if values else []
+    yield from map(" ".join, zip(*padded, strict=True))
 
 
-def _notes(rows: pd.DataFrame) -> Iterator[str]:
+def _notes(rows: Sequence[Row]) -> Iterator[str]:
     """What a row does not say about its algorithm, one line each."""
-    for row in rows.drop_duplicates("algorithm").itertuples():
+    for row in each_first(rows):
         if row.note:
             yield f"{row.algorithm}: {row.note}"
         if row.warm_up:

@@ -82,7 +82,7 @@ def _rows(place: str, records: Sequence[Record], noise: float) -> list[dict[str,
 def _advised(cells: Sequence[Cell]) -> dict[str, float]:
     """The simulated seconds of a step by algorithm."""
     found = ranking.advise([replace(cell, mode="simulate") for cell in cells])
-    return dict(zip(found["algorithm"], found["step_seconds"], strict=True))
+    return {row.algorithm: row.step_seconds for row in found}
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:

@@ -35,8 +35,8 @@ def settle() -> None:
 class Meter(TorchDispatchMode):
     """Calls `charge(bytes)` after every operation, with its memory traffic: every tensor is read or written once.
 
-    values: whether values matter. If not, in-place operations on large floating-point tensors are skipped; all others
-    are done, since their results may be needed.
+    values: whether values matter. If not, operations that overwrite a large floating-point tensor, or one on meta, are
+    skipped; all others are done, since their results may be needed.
     """
 
     def __init__(self, charge: Callable[[float], None], values: bool = True) -> None:
@@ -49,8 +49,8 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        left_out = not self._values and _is_left_out(name, args)
-        result = args[0] if left_out else func(*args, **(kwargs or {}))
+        into = None if self._values else _overwritten(func, args, kwargs or {})
+        result = func(*args, **(kwargs or {})) if into is None else into
         if func.namespace == "aten" and not func.is_view and not name.startswith(_MOVES_NOTHING):
             self._charge(_traffic(name, args, result))
         return result
@@ -74,10 +74,17 @@ class Debt(threading.local):
             self._owed = min(0.0, self._owed - (time.perf_counter() - begin))
 
 
-def _is_left_out(name: str, args: Any) -> bool:
-    into = args[0] if args else None
-    large = isinstance(into, Tensor) and into.is_floating_point() and into.nbytes >= _LARGE
-    return large and name.endswith("_")
+def _overwritten(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """The tensor whose values an operation overwrites, if they control nothing; it is then the result."""
+    into = args[0] if _is_in_place(func) else kwargs.get("out")
+    if not isinstance(into, Tensor):
+        return None
+    return into if into.is_meta or (into.is_floating_point() and into.nbytes >= _LARGE) else None
+
+
+@cache
+def _is_in_place(func: Any) -> bool:
+    return bool(func.overloadpacket.__name__.endswith("_")) and torch.Tag.inplace_view not in func.tags
 
 
 def _traffic(name: str, args: Any, result: Any) -> float:

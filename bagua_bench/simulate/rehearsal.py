@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest.mock import patch
+
+from torch.optim import Optimizer
 
 from algorithms.base import Algorithm
 from algorithms.codecs.base import Codec
@@ -22,6 +26,8 @@ from bagua_bench.peers.base import Peer
 from bagua_bench.simulate.replay import Replay, Unlike
 from bagua_bench.simulate.scene import Scene, read, scene_of
 from bagua_bench.simulate.tape import Tape, TapeChannels, TapeComm, TapeLoop, TapePace
+
+_DECORATED = ("add_param_group", "zero_grad")
 
 
 def rehearse(cell: Cell, alike: bool = True, members: bool = True) -> Program:
@@ -56,9 +62,17 @@ def rehearse_scene(key: str) -> Program:
 
 def _ranks(scene: Scene, layers: Layers, alike: bool) -> tuple[list[_Rank], tuple[Step, ...]]:
     """A rank of every kind, after its steps, and the first one's steps: the leader's of a server, and another's."""
-    kinds = [_Rank(scene, layers, local, alike) for local in range(min(1 + scene.members, scene.per_server))]
-    steps = [rank.steps() for rank in kinds]
+    with _without_compiler():
+        kinds = [_Rank(scene, layers, local, alike) for local in range(min(1 + scene.members, scene.per_server))]
+        steps = [rank.steps() for rank in kinds]
     return kinds, steps[0]
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Keep torch's compiler away, which takes two seconds to import: an optimizer's methods are decorated for it."""
+    with patch.multiple(Optimizer, **{name: inspect.unwrap(getattr(Optimizer, name)) for name in _DECORATED}):
+        yield
 
 
 class _RehearsingEngine(Engine):

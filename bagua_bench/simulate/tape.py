@@ -68,7 +68,7 @@ class Tape:
 
     def meter(self) -> Meter:
         """A context whose arithmetic is recorded."""
-        return Meter(lambda nbytes: self.operation(Traffic(nbytes)))
+        return Meter(lambda nbytes: self.operation(Traffic(nbytes)), values=False)
 
     @contextmanager
     def deaf(self) -> Iterator[None]:

@@ -108,8 +108,8 @@ def test_at_the_bandwidth_where_the_answer_turns_both_are_as_fast(bandwidth: str
     assert turn.upwards == (bandwidth == "1gbit")
     assert turn.bandwidth is not None
     there = [*base[:-1], f"network.bandwidth={turn.bandwidth / 1e9:.6g}gbit"]
-    half, whole = (ranking.advise([resolved(*there, f"algo={algo}")]).iloc[0] for algo in ("ddp_fp16", "ddp"))
-    assert whole["step_seconds"] / half["step_seconds"] == pytest.approx(levers.AS_GOOD, abs=0.05)
+    half, whole = (ranking.advise([resolved(*there, f"algo={algo}")])[0] for algo in ("ddp_fp16", "ddp"))
+    assert whole.step_seconds / half.step_seconds == pytest.approx(levers.AS_GOOD, abs=0.05)
 
 
 def test_a_model_that_nothing_is_faster_for_turns_at_no_bandwidth() -> None:
