@@ -11,6 +11,7 @@ import pytest
 from tests.catalogue import declared, peers, short
 from tests.emulated import leftovers, needs
 from tests.integration.cli import bench, recorded
+from tests.warm import client
 
 TINY = ["task=vgg16", "task.scale=tiny", "network.bandwidth=400mbit", "run.steps=4"]
 MODES = {"measure": ["run.warmup=2"], "emulate": ["mode=emulate", "run.warmup=0", "run.untimed=1"]}
@@ -20,6 +21,7 @@ PAIRS = [(name, mode) for name in peers() for mode in MODES if mode in declared(
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where what a test starts has its temporary files: elsewhere those of killed processes come and go."""
+    client.address()  # the process that forks has its own elsewhere
     with tempfile.TemporaryDirectory(prefix="peers-") as name:
         monkeypatch.setenv("TMPDIR", name)
         yield Path(name)
