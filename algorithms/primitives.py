@@ -146,6 +146,7 @@ def _scatter_gather(
 
 def _gossip(x: Tensor, replicas: tuple[Tensor, Tensor, Tensor], comm: Comm, codec: Codec) -> None:
     own, left, right = replicas
+    # `out=`: where values do not matter, in an emulation or a simulation, nothing is computed then
     difference = torch.add(left, right, out=x.new_empty(x.shape)).div_(3).sub_(own, alpha=5 / 3).add_(x)
     sent = codec.encode(difference[None])
     from_left, from_right = comm.exchange(sent, ring(comm.rank, comm.size)) if comm.size > 1 else (sent, sent)

@@ -29,7 +29,7 @@ os.environ.setdefault("RUST_LOG", "error")  # torchft reads it when it is import
 LIMIT = 180.0  # seconds for whatever is waited for
 _PEACE = 20  # steps that all must have taken before anything happens, and after it
 _STEP = 0.02  # seconds, at least
-_TOLD = 4000  # characters of what a replica said that has ended
+_TOLD = 4000  # the last characters of a replica's stderr, shown if it has ended
 
 
 @dataclass
@@ -89,7 +89,7 @@ class _Replica:
         command = [sys.executable, "-m", "tools.replica_loss", "--replica", str(number), "--lighthouse", lighthouse]
         command += ["--replicas", str(replicas)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  as long as the process; why it ended, if it does
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._said, env=environment)
         self.told: list[dict[str, Any]] = []
         assert self._process.stdout is not None
@@ -142,6 +142,7 @@ class _Replica:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
         self._reader.join()
+        self._said.close()
 
 
 def train(number: int, replicas: int, lighthouse: str) -> None:

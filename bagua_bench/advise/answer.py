@@ -82,8 +82,7 @@ def answer(rows: Sequence[Row], base: Cell, refused: Mapping[str, str]) -> Answe
     """The answer for the cell `base`, from the rows of `ranking.advise`; `refused`: who cannot run, and why."""
     baseline = [row for row in rows if row.algorithm == facts.baseline()]
     least = min((row.step_seconds for row in baseline), default=math.nan)
-    best = [row for name in dict.fromkeys(row.transport for row in rows) for row in _over(rows, name)]
-    best.sort(key=lambda row: row.step_seconds)
+    best = each_first(rows, lambda row: (row.algorithm, row.transport))
     differ, line = transports(best, base)
     best = best if differ else each_first(best)
     best = [replace(row, times_ddp=least / row.step_seconds, why=reasons.why(row.cell)) for row in best]
@@ -120,10 +119,6 @@ def memory(cell: Cell) -> Memory:
     moments = round((layers.optimizer_bytes - _PLAIN_TRAFFIC) / _PER_MOMENT)
     state = facts.algorithm(cell.algo).state_bytes(weights, cell.cluster.ranks)
     return Memory(weights, weights, moments * weights, layers.optimizer, state)
-
-
-def _over(rows: Sequence[Row], transport: str) -> list[Row]:
-    return each_first(row for row in rows if row.transport == transport)
 
 
 def _default(baseline: Sequence[Row], base: Cell) -> float:

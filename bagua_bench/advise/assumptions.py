@@ -75,7 +75,10 @@ def _calibration(cell: Cell) -> str:
 
 
 def transports(best: Sequence[Row], cell: Cell) -> tuple[bool, str]:
-    """Whether the transports differ, for any algorithm, and one line on them; `best`: a row per algorithm and each."""
+    """Whether the transports differ, for any algorithm, and one line on them.
+
+    best: a row for each algorithm and transport.
+    """
     names, rest = list(dict.fromkeys(row.transport for row in best)), _not_compared(cell)
     seconds: dict[str, list[float]] = {}
     for row in best:

@@ -19,7 +19,7 @@ def share_of_ratio(cell: Cell, other: Cell) -> float:
         return own
     beyond = any(posterior.beyond(each) for each in (cell, other))
     apart = [a - b for a, b in zip(_spread(cell), _spread(other), strict=True)]
-    return math.expm1(half_width(own, apart, beyond))
+    return math.expm1(half_width(own, apart, posterior.unseen if beyond else 0.0))
 
 
 def _spread(cell: Cell) -> list[float]:

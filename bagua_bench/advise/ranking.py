@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,11 +62,11 @@ def advise(cells: Sequence[Cell], workers: int = 1) -> list[Row]:
     return sorted(_rows(cells, workers), key=lambda row: row.step_seconds)
 
 
-def each_first(rows: Iterable[Row]) -> list[Row]:
-    """The first row of every algorithm."""
-    found: dict[str, Row] = {}
+def each_first(rows: Iterable[Row], of: Callable[[Row], Hashable] = lambda row: row.algorithm) -> list[Row]:
+    """The first row of every algorithm, or of whatever `of` tells apart."""
+    found: dict[Hashable, Row] = {}
     for row in rows:
-        found.setdefault(row.algorithm, row)
+        found.setdefault(of(row), row)
     return list(found.values())
 
 

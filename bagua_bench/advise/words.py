@@ -223,7 +223,7 @@ def _times(ratio: float) -> str:
 
 
 def _table(rows: Sequence[Row], by_transport: bool) -> Iterator[str]:
-    """Lines of columns that end below each other."""
+    """The lines of a table, its columns right-aligned."""
     columns = {
         "algorithm": [_named(row) for row in rows],
         "between": [row.between for row in rows],

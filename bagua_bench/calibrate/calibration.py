@@ -24,7 +24,7 @@ from bagua_bench.configuration.physics import Physics, physics_of
 from bagua_bench.configuration.resolve import register
 from bagua_bench.configuration.selection import Selection
 from bagua_bench.results import records
-from bagua_bench.simulate.posterior import file_of
+from bagua_bench.simulate.posterior import file_of, posterior_of
 
 _STEPS = ("mode=simulate", "run.steps=1", "run.untimed=1")
 _PUBLISHED = ("cluster=bagua_paper", "run.bucket_size=10MiB", "run.channels=1")
@@ -67,6 +67,11 @@ class Source:
         """The points that the fit uses."""
         return [k.case for k in self.known if k.role == "fitted"]
 
+    @property
+    def _predicted(self) -> list[Case]:
+        """The points that the fit does not use, but could."""
+        return [k.case for k in self.known if k.role == "predicted"]
+
     def with_own(self, wanted: str) -> Source:
         """The same with one more parameter, TRANSPORT.PARAMETER, that is a transport's own. ValueError, one line."""
         transport, _, name = wanted.partition(".")
@@ -97,7 +102,9 @@ class Source:
             own = max(own, self.base.get("uncertainty", Physics().uncertainty))
         layout.physics.uncertainty = float(f"{own:.2g}")
         path.write_text("\n".join(head) + "\n" * bool(head) + OmegaConf.to_yaml(layout))
-        found.posterior([case.cell for case in self.cases]).write(file_of(path.parent, self.cluster))
+        unseen = float(f"{quality.unseen(found, self.cases, self._predicted):.2g}")
+        posterior = replace(found.posterior([case.cell for case in self.cases]), unseen=unseen)
+        posterior.write(file_of(path.parent, self.cluster))
         return path
 
     @property
@@ -152,10 +159,16 @@ class Source:
 
     def _in_intervals(self) -> pd.DataFrame:
         """How many predicted points lie in their intervals: where settings are like those of the fit, and elsewhere."""
-        found, asked = self.calibrate(), [k.case for k in self.known if k.role == "predicted"]
+        found, written = self.calibrate(), posterior_of(self.cluster)
         posterior = found.posterior([case.cell for case in self.cases])
-        held = pd.Series(quality.inside(found, self.cases, asked))
-        where = pd.Series(["extrapolated" if posterior.beyond(case.cell) else "like the fit" for case in asked])
+        held = pd.Series(quality.inside(found, self.cases, self._predicted, (written or posterior).unseen))
+        figures = [k.figure for k in self.known if k.role == "predicted"]
+        where = pd.Series(
+            [
+                f"{figure}, {'extrapolated' if posterior.beyond(case.cell) else 'like the fit'}"
+                for figure, case in zip(figures, self._predicted, strict=True)
+            ]
+        )
         return pd.DataFrame({"points": held.groupby(where).size(), "inside": held.groupby(where).mean()})
 
     def _left_out(self) -> Iterator[tuple[str, pd.DataFrame | str]]:

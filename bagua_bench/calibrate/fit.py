@@ -20,7 +20,7 @@ from bagua_bench.machine.program import Program
 from bagua_bench.machine.scale import scale_model
 from bagua_bench.simulate.cluster import Cluster, cluster_of
 from bagua_bench.simulate.defaults import settled
-from bagua_bench.simulate.posterior import Posterior, settings
+from bagua_bench.simulate.posterior import Posterior, names, settings
 from bagua_bench.simulate.run import step_seconds
 
 _ROBUST = 0.1  # larger relative errors count linearly, so no single point dominates the fit
@@ -116,7 +116,12 @@ class Fit:
         }
         known = [settings(cell) for cell in cells]
         keys = [key for key in known[0] if all(key in one for one in known)]
-        return Posterior(steps, {key: (min(one[key] for one in known), max(one[key] for one in known)) for key in keys})
+        named = [names(cell) for cell in cells]
+        return Posterior(
+            steps,
+            {key: (min(one[key] for one in known), max(one[key] for one in known)) for key in keys},
+            {key: tuple(sorted({one[key] for one in named})) for key in named[0]},
+        )
 
     def errors(self, cases: Sequence[Case]) -> NDArray[np.float64]:
         """Relative errors of the predictions, predicted / known - 1."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 
 from bagua_bench.calibrate.fit import Case, Fit, fit
 from bagua_bench.calibrate.parameters import Parameter
-from bagua_bench.simulate.posterior import half_width
+from bagua_bench.simulate.posterior import UNSEEN
 
 _APART = 0.05
+_ENOUGH = 20  # points beyond those of the fit that tell how much the model errs there
 _EVALUATIONS = 12  # limit for fits that start from the fit to all points
 
 
@@ -73,16 +75,37 @@ def coverage(cases: Sequence[Case], groups: Sequence[Hashable], fits: Mapping[Ha
     return covered / len(cases)
 
 
-def inside(found: Fit, known: Sequence[Case], asked: Sequence[Case]) -> list[bool]:
-    """Whether each case lies in the interval, of a fit to the cases `known`, that is to hold nine of ten."""
-    own, posterior = uncertainty(found, known), found.posterior([c.cell for c in known])
-    held = []
+def inside(found: Fit, known: Sequence[Case], asked: Sequence[Case], besides: float = UNSEEN) -> list[bool]:
+    """Whether each case lies in the interval, of a fit to the cases `known`, that is to hold nine of ten.
+
+    besides: the model's relative error under conditions that none of `known` has.
+    """
+    errors = _errors(found, known, asked, besides)
+    return [size <= half for size, half in errors]
+
+
+def unseen(found: Fit, known: Sequence[Case], asked: Sequence[Case]) -> float:
+    """The relative error besides, with which intervals hold nine of ten cases under conditions that `known` lacks.
+
+    What is assumed, where there are too few of them to say.
+    """
+    posterior = found.posterior([c.cell for c in known])
+    beyond = [c for c in asked if posterior.beyond(c.cell)]
+    if len(beyond) < _ENOUGH:
+        return UNSEEN
+    besides = [math.sqrt(max(0.0, size**2 - half**2)) for size, half in _errors(found, known, beyond, 0.0)]
+    return math.expm1(float(np.quantile(besides, 0.9)))
+
+
+def _errors(found: Fit, known: Sequence[Case], asked: Sequence[Case], besides: float) -> list[tuple[float, float]]:
+    """The size of each case's error, on a logarithmic scale, and the half-width of its interval."""
+    own, posterior = uncertainty(found, known), replace(found.posterior([c.cell for c in known]), unseen=besides)
+    errors = []
     for c in asked:
         values = found.physics(c)
         away = posterior.spread(values, c.cell.transport.name, c.predict)
-        half = half_width(own, away, bool(posterior.beyond(c.cell)))
-        held.append(abs(math.log(c.predict(values) / c.seconds)) <= half)
-    return held
+        errors.append((abs(math.log(c.predict(values) / c.seconds)), posterior.width(own, c.cell, away)))
+    return errors
 
 
 def uncertainty(found: Fit, cases: Sequence[Case]) -> float:

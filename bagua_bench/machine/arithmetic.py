@@ -77,14 +77,17 @@ class Debt(threading.local):
 def _overwritten(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     """The tensor whose values an operation overwrites, if they control nothing; it is then the result."""
     into = args[0] if _is_in_place(func) else kwargs.get("out")
-    if not isinstance(into, Tensor):
+    if not isinstance(into, Tensor) or not into.numel():  # an empty one is made as large as its result
         return None
     return into if into.is_meta or (into.is_floating_point() and into.nbytes >= _LARGE) else None
 
 
 @cache
 def _is_in_place(func: Any) -> bool:
-    return bool(func.overloadpacket.__name__.endswith("_")) and torch.Tag.inplace_view not in func.tags
+    """Whether it changes its first argument's values, and neither its shape nor its place."""
+    first = next(iter(func._schema.arguments), None)
+    writes = first is not None and first.alias_info is not None and first.alias_info.is_write
+    return writes and func.overloadpacket.__name__.endswith("_") and torch.Tag.inplace_view not in func.tags
 
 
 def _traffic(name: str, args: Any, result: Any) -> float:

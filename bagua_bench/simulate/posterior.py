@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from bagua_bench.configuration import units
@@ -16,9 +16,8 @@ from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.scale import scale_model
 
 _NINE_OF_TEN = 1.645  # standard deviations on both sides of the mean that nine of ten normal values lie within
-_UNSEEN = 0.1
-"""Relative error that the model has besides, under conditions that no point had: of this suite's cells that were
-predicted, nine of ten lie within this and their own interval (results/validation/errors.txt)."""
+UNSEEN = 0.1
+"""Relative error that the model has besides, under conditions that no point had, where none were measured: assumed."""
 _BEYOND = 1.25  # times as far as the points lie
 
 Steps = Mapping[str, tuple[float, ...]]
@@ -30,10 +29,14 @@ class Posterior:
 
     steps: for each parameter (NAME, or TRANSPORT.NAME) one factor on its value per independent direction: where the
     parameters together are one standard deviation away. domain: the least and the greatest value of each setting.
+    names: those that points had, of each setting that has names. unseen: the relative error that the model has besides
+    under conditions that no point had.
     """
 
     steps: Steps
     domain: Mapping[str, tuple[float, float]]
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unseen: float = UNSEEN
 
     def spread(self, given: Physics, transport: str, seconds: Callable[[Physics], float]) -> list[float]:
         """Logarithms of how many times as long `seconds` takes, one standard deviation away in each direction.
@@ -44,56 +47,83 @@ class Posterior:
         return [math.log(seconds(each) / middle) for each in self._away(given, transport)]
 
     def _away(self, given: Physics, transport: str) -> Iterator[Physics]:
-        names = {name: name.rpartition(".")[2] for name in self.steps if name.rpartition(".")[0] in ("", transport)}
-        own = {name.rpartition(".")[2] for name in names if "." in name}
+        fields = {name: name.rpartition(".")[2] for name in self.steps if name.rpartition(".")[0] in ("", transport)}
+        own = {name.rpartition(".")[2] for name in fields if "." in name}
         for direction in range(max(map(len, self.steps.values()), default=0)):
             values = {}
-            for name, field in names.items():
-                if "." in name or field not in own:  # the transport's own parameter comes first
-                    values[field] = nearest(field, getattr(given, field) * self.steps[name][direction])
+            for name, plain in fields.items():
+                if "." in name or plain not in own:  # the transport's own parameter comes first
+                    values[plain] = nearest(plain, getattr(given, plain) * self.steps[name][direction])
             yield replace(given, **values)
 
     def beyond(self, cell: Cell) -> list[str]:
         """Settings of a cell that lie outside the points: 'network.latency=100 ms (points: 0 ms to 5 ms)'."""
-        asked, sites = settings(cell), cell.network.sites
-        apart = [f"network.sites={sites} (points: 1)"] if sites > 1 else []
+        asked, named = settings(cell), names(cell)
+        apart = [
+            f"{key}={named[key]} (points: {', '.join(known)})"
+            for key, known in self.names.items()
+            if named[key] not in known
+        ]
         return apart + [
             f"{key}={_words(key, asked[key])} (points: {_words(key, low)} to {_words(key, high)})"
             for key, (low, high) in self.domain.items()
             if key in asked and not low / _BEYOND <= asked[key] <= high * _BEYOND
         ]
 
+    def width(self, own: float, cell: Cell, away: Sequence[float]) -> float:
+        """Half-width of the interval of a logarithm of a cell's seconds that is to hold nine of ten.
+
+        own: the model's own relative error; away: `spread`.
+        """
+        return half_width(own, away, self.unseen if self.beyond(cell) else 0.0)
+
     def write(self, path: Path) -> None:
         """Write as JSON, one parameter or setting per line."""
+        groups = asdict(self)
+        unseen = groups.pop("unseen")
         rows = {
             group: ",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
-            for group, values in asdict(self).items()
+            for group, values in groups.items()
         }
-        path.write_text("{\n" + ",\n".join(f' "{group}": {{\n  {text}\n }}' for group, text in rows.items()) + "\n}\n")
+        parts = [f' "{group}": {{\n  {text}\n }}' for group, text in rows.items()]
+        path.write_text("{\n" + ",\n".join([*parts, f' "unseen": {unseen}']) + "\n}\n")
 
 
-def half_width(own: float, away: Sequence[float], beyond: bool) -> float:
+def half_width(own: float, away: Sequence[float], unseen: float) -> float:
     """Half-width of the interval of a logarithm of seconds that is to hold nine of ten.
 
-    own: the model's own relative error; away: `Posterior.spread`; beyond: whether no point had such conditions.
+    own, unseen: relative errors of the model, the second for conditions that no point had; away: `Posterior.spread`.
     """
-    unseen = math.log1p(_UNSEEN) if beyond else 0.0
-    return math.hypot(math.log1p(own), unseen, _NINE_OF_TEN * math.hypot(*away))
+    return math.hypot(math.log1p(own), math.log1p(unseen), _NINE_OF_TEN * math.hypot(*away))
 
 
 def settings(cell: Cell) -> dict[str, float]:
     """What decides how far a cell is from others: its network, its cluster and its model, as they are run."""
     scaled = scale_model(cell)
+    network, cluster = scaled.network, scaled.cluster
     found = {
-        "network.bandwidth": scaled.network.bandwidth,
-        "network.latency": scaled.network.latency,
-        "network.loss": scaled.network.loss,
-        "network.tcp_window": scaled.network.tcp_window,
-        "cluster.servers": scaled.cluster.servers,
-        "cluster.ranks_per_server": scaled.cluster.ranks_per_server,
+        "network.bandwidth": network.bandwidth,
+        "network.latency": network.latency,
+        "network.jitter": network.jitter,
+        "network.loss": network.loss,
+        "network.tcp_window": network.tcp_window,
+        "network.sites": network.sites,
+        "cluster.servers": cluster.servers,
+        "cluster.ranks_per_server": cluster.ranks_per_server,
+        "cluster.slow_ranks": max([1.0, *cluster.slow_ranks.values()]),
         "parameters": layers_of(scaled.task, scaled.shrink).elements,
     }
     return {key: float(value) for key, value in found.items() if value is not None}
+
+
+def names(cell: Cell) -> dict[str, str]:
+    """What tells cells apart by name: who sends, over what, and whether links and connections have limits of theirs."""
+    return {
+        "algo": cell.algo.name,
+        "transport": cell.transport.name,
+        "cluster.server": "unequal" if cell.cluster.server else "alike",
+        "network.flow_rates": "limited" if cell.network.flow_rates else "not limited",
+    }
 
 
 def posterior_of(cluster: str) -> Posterior | None:
@@ -105,6 +135,8 @@ def posterior_of(cluster: str) -> Posterior | None:
     return Posterior(
         {name: tuple(factors) for name, factors in known["steps"].items()},
         {key: (low, high) for key, (low, high) in known["domain"].items()},
+        {key: tuple(found) for key, found in known.get("names", {}).items()},
+        known.get("unseen", UNSEEN),
     )
 
 
@@ -116,8 +148,10 @@ def file_of(folder: Path, cluster: str) -> Path:
 def _words(key: str, value: float) -> str:
     if key == "network.bandwidth":
         return units.amount(value, units.RATES)
-    if key == "network.latency":
+    if key in ("network.latency", "network.jitter"):
         return units.duration(value)
     if key == "network.tcp_window":
         return units.text(int(value), units.BYTES)
+    if key == "cluster.slow_ranks":
+        return f"{value:g}"
     return f"{value:.0%}" if key == "network.loss" else f"{value:,.0f}"

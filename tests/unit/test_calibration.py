@@ -95,16 +95,42 @@ def test_uncertainty_grows_with_the_distance_from_the_points() -> None:
 
 def test_what_lies_outside_the_points_is_named(tmp_path: Path) -> None:
     cells = [c.cell for c in measured()]
-    posterior = Posterior({"ring": (1.1, 1.0)}, fit(measured(), CHOSEN).posterior(cells).domain)
+    posterior = replace(fit(measured(), CHOSEN).posterior(cells), steps={"ring": (1.1, 1.0)})
     posterior.write(tmp_path / "mine.fit.json")
     assert json.loads((tmp_path / "mine.fit.json").read_text()) == json.loads(json.dumps(asdict(posterior)))
     assert posterior.beyond(cells[0]) == []
-    far = resolved("task=vgg16", "cluster=bagua_paper", "network.latency=100ms", "network.bandwidth=50gbit")
+    usual = ("algo=ddp", "cluster=bagua_paper", "transport=nccl")
+    far = resolved("task=vgg16", *usual, "network.latency=100ms", "network.bandwidth=50gbit")
     assert posterior.beyond(far) == ["network.latency=100 ms (points: 0 ms to 0 ms)"]
-    small = resolved("task=resnet50", "cluster=bagua_paper", "cluster.servers=2", "network.bandwidth=1gbit")
+    small = resolved("task=resnet50", *usual, "cluster.servers=2", "network.bandwidth=1gbit")
     servers, model = posterior.beyond(small)
     assert servers == "cluster.servers=2 (points: 16 to 16)"
     assert model.startswith("parameters=25,557,032 (points: 138,357,544")
+    near = ("mode=simulate", "task=vgg16", *usual[1:], "network.bandwidth=10gbit")
+    other, changed = "algo=qadam", ["network.jitter=1ms", "network.sites=2", "+cluster.slow_ranks.3=1.5"]
+    changed += ["+cluster.server.1.latency=1ms", "network.flow_rates=[1gbit]"]
+    assert posterior.beyond(resolved(*near, other, *changed)) == [
+        "algo=qadam (points: bytegrad, ddp, decentralized)",
+        "cluster.server=unequal (points: alike)",
+        "network.flow_rates=limited (points: not limited)",
+        "network.jitter=1 ms (points: 0 ms to 0 ms)",
+        "network.sites=2 (points: 1 to 1)",
+        "cluster.slow_ranks=1.5 (points: 1 to 1)",
+    ]
+
+
+def test_intervals_beyond_the_points_are_as_wide_as_errors_there_were() -> None:
+    """Thirty predictions of another algorithm, all but the last two off by 30 %, the others by more."""
+    cases, found = measured(), fit(measured(), CHOSEN, {"window": 3e6})
+    other = [replace(c.cell, algo=resolved("algo=qadam").algo) for c in cases[:2]] * 15
+    right = [c.predict(found.physics(c)) for c in (case(cell, 1.0) for cell in other)]
+    asked = [replace(case(cell, 1.0), seconds=s / 1.3) for cell, s in zip(other, right, strict=True)]
+    asked[-2:] = [replace(c, seconds=c.seconds / 2) for c in asked[-2:]]
+    besides = quality.unseen(found, cases, asked)
+    assert besides == pytest.approx(0.3, abs=0.05)
+    assert sum(quality.inside(found, cases, asked, 1.1 * besides)) == 28
+    assert sum(quality.inside(found, cases, asked, 0.1)) == 0
+    assert quality.unseen(found, cases, asked[:19]) == 0.1, "too few to say"
 
 
 def test_a_transport_s_own_parameter_has_its_own_uncertainty() -> None:
