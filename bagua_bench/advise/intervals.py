@@ -8,7 +8,7 @@ from dataclasses import replace
 from bagua_bench.advise.ranking import Setting
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.physics import Physics
-from bagua_bench.simulate.posterior import half_width, posterior_of
+from bagua_bench.simulate.posterior import posterior_of
 from bagua_bench.simulate.run import step_seconds
 
 
@@ -17,9 +17,8 @@ def share_of_ratio(cell: Cell, other: Cell) -> float:
     posterior, own = posterior_of(cell.cluster.name), Setting(cell).cluster.physics.uncertainty
     if posterior is None:
         return own
-    beyond = any(posterior.beyond(each) for each in (cell, other))
     apart = [a - b for a, b in zip(_spread(cell), _spread(other), strict=True)]
-    return math.expm1(half_width(own, apart, posterior.unseen if beyond else 0.0))
+    return math.expm1(posterior.width(own, apart, cell, other))
 
 
 def _spread(cell: Cell) -> list[float]:

@@ -104,7 +104,7 @@ def _errors(found: Fit, known: Sequence[Case], asked: Sequence[Case], besides: f
     for c in asked:
         values = found.physics(c)
         away = posterior.spread(values, c.cell.transport.name, c.predict)
-        errors.append((abs(math.log(c.predict(values) / c.seconds)), posterior.width(own, c.cell, away)))
+        errors.append((abs(math.log(c.predict(values) / c.seconds)), posterior.width(own, away, c.cell)))
     return errors
 
 

@@ -70,12 +70,13 @@ class Posterior:
             if key in asked and not low / _BEYOND <= asked[key] <= high * _BEYOND
         ]
 
-    def width(self, own: float, cell: Cell, away: Sequence[float]) -> float:
-        """Half-width of the interval of a logarithm of a cell's seconds that is to hold nine of ten.
+    def width(self, own: float, away: Sequence[float], *cells: Cell) -> float:
+        """Half-width of the interval of a logarithm of seconds, or of a ratio of two, that is to hold nine of ten.
 
-        own: the model's own relative error; away: `spread`.
+        own: the model's own relative error; away: `spread`; cells: those that are predicted.
         """
-        return half_width(own, away, self.unseen if self.beyond(cell) else 0.0)
+        unseen = self.unseen if any(map(self.beyond, cells)) else 0.0
+        return math.hypot(math.log1p(own), math.log1p(unseen), _NINE_OF_TEN * math.hypot(*away))
 
     def write(self, path: Path) -> None:
         """Write as JSON, one parameter or setting per line."""
@@ -87,14 +88,6 @@ class Posterior:
         }
         parts = [f' "{group}": {{\n  {text}\n }}' for group, text in rows.items()]
         path.write_text("{\n" + ",\n".join([*parts, f' "unseen": {unseen}']) + "\n}\n")
-
-
-def half_width(own: float, away: Sequence[float], unseen: float) -> float:
-    """Half-width of the interval of a logarithm of seconds that is to hold nine of ten.
-
-    own, unseen: relative errors of the model, the second for conditions that no point had; away: `Posterior.spread`.
-    """
-    return math.hypot(math.log1p(own), math.log1p(unseen), _NINE_OF_TEN * math.hypot(*away))
 
 
 def settings(cell: Cell) -> dict[str, float]:
