@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bagua_bench.analysis import files
-from bagua_bench.configuration import cell
+from bagua_bench.configuration.identity import flatten
 from bagua_bench.results.records import Record
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _own(record: Record) -> Row:
 
 def config_row(config: Row) -> Row:
     """Dotted keys and plain values of a configuration, without those that are not part of its identity."""
-    return {name: item for key, value in cell.flatten(config).items() for name, item in _flat(key, value).items()}
+    return {name: item for key, value in flatten(config).items() for name, item in _flat(key, value).items()}
 
 
 def _code(code: Row) -> Row:

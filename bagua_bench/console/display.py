@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bagua_bench.configuration import network_settings, units
-from bagua_bench.configuration.cell import Cell, Job, flatten
+from bagua_bench.configuration.cell import Cell, Job
+from bagua_bench.configuration.identity import flatten
 from bagua_bench.configuration.network_shape import LINK_KEYS
 
 CONSOLE = Console(highlight=False)

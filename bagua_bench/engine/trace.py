@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from algorithms.base import Bucket
@@ -16,7 +19,7 @@ from bagua_bench.engine.asynchronous import AveragingLoop
 from bagua_bench.engine.lanes import Channels
 from bagua_bench.engine.stopwatch import seconds_between, stamp
 from bagua_bench.engine.streams import open_channels
-from bagua_bench.results.result import AVERAGING, TRAINING, Span, channel_track, in_order
+from bagua_bench.results.result import AVERAGING, TRAINING, Carried, Span, channel_track, in_order
 
 _CALLS = frozenset(
     (
@@ -34,21 +37,31 @@ _CALLS = frozenset(
 """Calls of a communicator that take time."""
 
 
+Counts = Mapping[str, Sequence[Mapping[str, float]]]
+"""What a transport counts so far: of every stream, by peer."""
+
+
 class Trace:
     """What one rank does from `start` on. Its threads may note at the same time.
 
     On a GPU the times are those at which its streams come to the beginning and the end.
+    streams: what the transport counts; None if it does not.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, streams: Callable[[], Counts | None] = lambda: None) -> None:
+        self._device, self._streams = device, streams
+        self._counted: tuple[float, Counts] = 0.0, {}
+        self._began = 0.0
+        self._carried: list[Carried] = []
         self._zero: Any = None
         self._found: list[tuple[str, str, Any, Any, dict[str, Any]]] = []
         self._phases: list[Span] = []
 
     def start(self, at: Any = None) -> None:
         """Time is counted from here, or from a stamp on; what began before is left out."""
-        self._found, self._phases = [], []
+        self._found, self._phases, self._carried = [], [], []
+        self._began = time.perf_counter() if at is None or self._device.type != "cpu" else at
+        self._counted = time.perf_counter(), self._streams() or {}
         self._zero = stamp(self._device) if at is None else at
 
     def add(self, track: str, name: str, begin: Any, end: Any, **about: Any) -> None:
@@ -67,6 +80,27 @@ class Trace:
         """Note a part of a step, or a whole one, of the training thread, which is over: its stamps may be reused."""
         if self._zero is not None:
             self._phases.append(self._span(TRAINING, name, begin, end, {}))
+
+    def step_taken(self) -> None:
+        """Note what the transport has carried since the last step, or since the start."""
+        if self._zero is None:
+            return
+        (since, before), now = self._counted, (time.perf_counter(), self._streams() or {})
+        self._counted = now
+        for peer, streams in now[1].items():
+            old = before.get(peer) or [dict.fromkeys(one, 0.0) for one in streams]
+            if len(old) != len(streams):
+                continue  # the number of streams was tuned meanwhile
+            sent, again = (
+                [one[key] - earlier[key] for one, earlier in zip(streams, old, strict=True)]
+                for key in ("bytes_sent", "retransmissions")
+            )
+            if any(sent):
+                self._carried.append(Carried(peer, since - self._began, now[0] - since, tuple(sent), sum(again)))
+
+    def carried(self) -> tuple[Carried, ...]:
+        """What the transport has carried in every step."""
+        return tuple(self._carried)
 
     def spans(self) -> tuple[Span, ...]:
         """What was noted, by the time at which it began; what contains something goes before it."""
@@ -127,3 +161,16 @@ class _Noting:
         nbytes = x.nbytes if isinstance(x, Tensor) else sum(sent.nbytes for _, sent in x)
         with self._trace.noted(self._track, name, nbytes=nbytes, level=self._level):
             return call(*arguments, **options)
+
+
+def common_moment(device: torch.device) -> float | None:
+    """A moment before the first timed step, on the clock of all ranks; None where they have none in common; collective.
+
+    All have told their time when the first one goes on.
+    """
+    machine = Path("/proc/sys/kernel/random/boot_id")
+    own = (machine.read_text() if machine.exists() else None, time.perf_counter())
+    found: list[Any] = [own] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    together = own[0] is not None and len({boot for boot, _ in found}) == 1 and device.type == "cpu"
+    return max(at for _, at in found) if together else None

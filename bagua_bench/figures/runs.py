@@ -8,7 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from bagua_bench.configuration import facts
-from bagua_bench.configuration.cell import Cell, flatten
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.identity import flatten
 from bagua_bench.console import display
 from bagua_bench.figures import rates, sweep
 from bagua_bench.results import stats

@@ -35,12 +35,15 @@ def _slowness(cell: Cell) -> float:
     return max([1.0, *cell.cluster.slow_ranks.values()])
 
 
+_NETWORK = ("network.name", "network.bandwidth", "network.backend")
+"""What a single server, which has no network, does not share with several."""
+
 QUANTITIES = (
     Quantity(("network.bandwidth",), _bandwidth, "bandwidth, Gbit/s", "log"),
     Quantity(("network.latency",), lambda cell: cell.network.latency * 1e3, "latency one way, ms", "linear"),
     Quantity(("cluster.slow_ranks",), _slowness, "compute time of one rank, relative to the others", "linear"),
     Quantity(
-        ("cluster.name", "cluster.servers", "cluster.ranks_per_server", "network.name", "network.bandwidth"),
+        ("cluster.name", "cluster.servers", "cluster.ranks_per_server", *_NETWORK),
         lambda cell: cell.cluster.ranks,
         "ranks",
         "log",

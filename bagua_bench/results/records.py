@@ -13,7 +13,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from bagua_bench.configuration.cell import Cell, flatten
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.identity import flatten
 from bagua_bench.results import provenance
 from bagua_bench.results.lines import Parser, Versions
 from bagua_bench.results.result import Result

@@ -134,6 +134,24 @@ class Span:
         return replace(self, begin=self.begin * factor, seconds=self.seconds * factor)
 
 
+@dataclass(frozen=True)
+class Carried:
+    """What the streams of the transport to a peer have carried from `begin` on, while a step was taken."""
+
+    peer: str
+    begin: float
+    """Seconds since the timed steps began."""
+    seconds: float
+    sent: tuple[float, ...]
+    """Bytes, of every stream."""
+    again: float
+    """Segments that were sent once more, of all streams."""
+
+    def slowed(self, factor: float) -> Carried:
+        """With times so many times as long."""
+        return replace(self, begin=self.begin * factor, seconds=self.seconds * factor)
+
+
 def in_order(spans: Sequence[Span]) -> tuple[Span, ...]:
     """By the time at which they begin. What contains something ends, and so was noted, later, and goes before it."""
     places = sorted(range(len(spans)), key=lambda place: (spans[place].begin, -spans[place].seconds, -place))
@@ -162,14 +180,16 @@ class RankResult:
     """Whether it takes batches; False of a rank that only serves others."""
     spans: tuple[Span, ...] = ()
     """What it did when, if that was asked for."""
+    carried: tuple[Carried, ...] = ()
+    """What the streams of `bagua_net` carried meanwhile."""
 
     def slowed(self, factor: float) -> RankResult:
         """With times so many times as long."""
         averaging = None if self.averaging is None else self.averaging.slowed(factor)
         seconds = tuple(_times(step, factor) for step in self.seconds)
-        return replace(
-            self, seconds=seconds, averaging=averaging, spans=tuple(span.slowed(factor) for span in self.spans)
-        )
+        spans = tuple(span.slowed(factor) for span in self.spans)
+        carried = tuple(one.slowed(factor) for one in self.carried)
+        return replace(self, seconds=seconds, averaging=averaging, spans=spans, carried=carried)
 
 
 def _times(seconds: Mapping[str, float], factor: float) -> dict[str, float]:

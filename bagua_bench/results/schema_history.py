@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from bagua_bench.configuration import facts
-from bagua_bench.configuration.cell import identity
+from bagua_bench.configuration.identity import identity
 
 HISTORY = {
     1: "the first version",

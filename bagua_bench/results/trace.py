@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from bagua_bench.results.result import TRAINING, RankResult, Result
+from bagua_bench.results.result import TRAINING, Carried, RankResult, Result
 
 
 def write(path: Path, result: Result, title: str) -> None:
@@ -41,6 +41,21 @@ def _events(result: Result) -> Iterator[dict[str, Any]]:
                 "dur": end - begin,
                 "args": {key: value for key, value in about.items() if value is not None},
             }
+        yield from _counters(number, rank)
+
+
+def _counters(number: int, rank: RankResult) -> Iterator[dict[str, Any]]:
+    """The rate of every stream to a peer, and segments sent again, which hold until the next ones or the end."""
+    for peer in dict.fromkeys(one.peer for one in rank.carried):
+        own = [one for one in rank.carried if one.peer == peer]
+        to = f"rank {peer}" if peer.isdecimal() else peer
+        ends = Carried(peer, own[-1].begin + own[-1].seconds, 1.0, (0.0,) * len(own[-1].sent), 0)
+        for one in [*own, ends]:
+            rates = {f"stream {k}": nbytes / one.seconds / 1e6 for k, nbytes in enumerate(one.sent)}
+            begin = {"ph": "C", "pid": number, "ts": _on_grid(one.begin)}
+            yield {**begin, "name": f"MB/s to {to}", "args": rates}
+            if any(other.again for other in own):
+                yield {**begin, "name": f"segments sent again to {to}", "args": {"in this step": one.again}}
 
 
 def _on_grid(seconds: float) -> float:

@@ -4,6 +4,10 @@ docs/transport.md describes it. Importing this package makes the backend known t
 `torch.distributed.init_process_group("bagua_net")`.
 """
 
-from bagua_bench.transport.torch_backend import register
+import torch.distributed as dist
 
-register()
+from bagua_bench.transport.native import NAME
+from bagua_bench.transport.torch_backend import BaguaNetGroup
+
+if not hasattr(dist.Backend, NAME.upper()):
+    dist.Backend.register_backend(NAME, BaguaNetGroup, devices=["cpu"])

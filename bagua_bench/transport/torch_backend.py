@@ -304,9 +304,3 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
 def _for_each(call: Callable[[Tensor], None], tensors: Sequence[Tensor]) -> None:
     for x in tensors:
         call(x)
-
-
-def register() -> None:
-    """Make the name known to torch.distributed; once."""
-    if not hasattr(dist.Backend, NAME.upper()):
-        dist.Backend.register_backend(NAME, BaguaNetGroup, devices=["cpu"])

@@ -63,6 +63,8 @@ class Loop:
         seconds, losses = [], []
         for k in range(1, steps + 1):
             spent, loss = self._step(batches)
+            if self.trace is not None:
+                self.trace.step_taken()
             seconds.append(spent)
             losses.append(loss)
             self._report(phase, k, loss, spent["step"])
@@ -99,7 +101,8 @@ class Loop:
         time.sleep(self._delay)
         for batch in batches:
             with nullcontext() if batch is batches[-1] else trainer.no_sync():
-                watch.mark("forward")
+                if batch is not batches[0]:
+                    watch.mark("forward")
                 with torch.autocast(self._device.type, self._half, enabled=self._half is not None):
                     loss = self._task.loss(trainer.module, batch) / len(batches)
                 watch.mark("backward")

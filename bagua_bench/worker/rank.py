@@ -32,7 +32,7 @@ from bagua_bench.elastic.course import Course
 from bagua_bench.elastic.members import Members
 from bagua_bench.emulate.emulation import Emulation
 from bagua_bench.engine.schedule import perform
-from bagua_bench.engine.trace import Trace
+from bagua_bench.engine.trace import Trace, common_moment
 from bagua_bench.engine.trainer import Trainer
 from bagua_bench.layers.batch_norm import synchronize_batch_norms
 from bagua_bench.machine import loads
@@ -70,7 +70,7 @@ def train(cell: Cell, progress: Progress) -> Result | None:
         if task.sync_bn:
             model = synchronize_batch_norms(model, comm)
         how = perform if emulation is None else emulation.perform
-        trace = Trace(device) if run.trace else None
+        trace = Trace(device, lambda: environment.streams(transport) or comm.streams()) if run.trace else None
         with make_trainer(cell, model, task.optimizer(model), comm, how, trace) as trainer:
             memory.trim()  # the parameters have moved into buckets
             with nullcontext() if emulation is None else emulation.attached(trainer):
@@ -224,7 +224,7 @@ def _timed(
     dist.barrier()
     counts = Counts(trainer, device)
     if loop.trace is not None:
-        loop.trace.start(_moment(device))
+        loop.trace.start(common_moment(device))
     steps = declared.whole(run.steps)
     seconds, losses = loop.take(batches, steps, "timed")
     soon = time.monotonic() + _LEAST_SECONDS
@@ -232,21 +232,8 @@ def _timed(
         more, their_losses = loop.take(batches, steps, "timed")
         seconds, losses = seconds + more, losses + their_losses
     dist.barrier()
-    spans = () if loop.trace is None else loop.trace.spans()
-    return replace(counts.result(seconds, [*early_losses, *losses]), spans=spans)
-
-
-def _moment(device: torch.device) -> float | None:
-    """A moment before the first timed step, on the clock of all ranks; None where they have none in common; collective.
-
-    All have told their time when the first one goes on.
-    """
-    machine = Path("/proc/sys/kernel/random/boot_id")
-    own = (machine.read_text() if machine.exists() else None, time.perf_counter())
-    found: list[Any] = [own] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    together = own[0] is not None and len({boot for boot, _ in found}) == 1 and device.type == "cpu"
-    return max(at for _, at in found) if together else None
+    own = counts.result(seconds, [*early_losses, *losses])
+    return own if loop.trace is None else replace(own, spans=loop.trace.spans(), carried=loop.trace.carried())
 
 
 def _goes_on(trainer: Trainer, rounds: int, patient: bool) -> bool:

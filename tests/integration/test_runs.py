@@ -97,6 +97,21 @@ def test_a_trace_of_every_mode(tmp_path: Path, mode: str) -> None:
     assert given_to == pytest.approx(3 * record["result"]["bytes_per_step"][0]["flat"], rel=1e-2), "of two ranks"
 
 
+def test_a_trace_shows_what_the_streams_carry(tmp_path: Path) -> None:
+    given = ["task=vgg16", "task.scale=tiny", "algo=gradient_allreduce", "transport=bagua_net", "run.evaluate=false"]
+    done = bench(tmp_path, *given, "run.steps=3", "run.trace=true", env={"BAGUA_NET_INTERFACES": "lo"})
+    assert done.returncode == 0, done.stderr
+    [record] = recorded(tmp_path)
+    [path] = tmp_path.rglob("traces/*.json")
+    counters = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "C" and e["pid"] == 0]
+    assert {event["name"] for event in counters} == {"MB/s to rank 1"}
+    carried = sum(
+        (later["ts"] - one["ts"]) * sum(one["args"].values())
+        for one, later in pairwise(sorted(counters, key=lambda event: event["ts"]))
+    )
+    assert carried == pytest.approx(3 * record["result"]["bytes_per_step"][0]["flat"], rel=0.05), "and headers"
+
+
 def test_warm_up_leaves_no_trace(tmp_path: Path) -> None:
     """With given buckets: a measured size may make one bucket or two, which 8 bits round differently."""
     short = ["run.bucket_size=512KiB", "task=vgg16", "task.scale=tiny", "run.steps=4", "run.evaluate=false"]

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bagua_bench.configuration.cell import Cell, identity
+from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.components import build
+from bagua_bench.configuration.identity import identity
 from bagua_bench.configuration.resolve import ConfigError
 from bagua_bench.configuration.validate import validate
 from bagua_bench.emulate import pace

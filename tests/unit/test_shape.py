@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bagua_bench.configuration.cell import identity
+from bagua_bench.configuration.identity import identity
 from bagua_bench.configuration.network_shape import Link, Shape, is_shaped, shape_of
 from bagua_bench.configuration.resolve import ConfigError
 from bagua_bench.configuration.validate import validate

@@ -19,7 +19,7 @@ from rich.table import Table
 from bagua_bench import libraries
 from bagua_bench.configuration import units
 from bagua_bench.network.commands import NetworkError
-from tools.transport import bench, compiled, faults, measure, outages, sanitize, shaped, siege, torch_cases
+from tools.transport import bench, compiled, crowd, faults, measure, outages, sanitize, shaped, siege, torch_cases
 from tools.transport.bench import Plugin
 from tools.transport.pair import HarnessError, Pair
 
@@ -78,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--only", default="", metavar="TEXT", help="cases whose names contain this")
     one.add_argument("--json", type=Path, help="write the outcome of every case to this file")
     one.set_defaults(run=_torch_cases)
+    one = commands.add_parser("crowd", help="what it takes to set up groups of many ranks")
+    one.add_argument("--ranks", default="8,32,128", help="sizes of the groups (default %(default)s)")
+    one.add_argument("--rounds", type=int, default=3)
+    one.add_argument("--json", type=Path, help="write the outcome to this file")
+    one.set_defaults(run=_crowd)
     one = commands.add_parser("soak", help="many faults, hostile connections and bytes, checked")
     _plugin_options(one)
     one.add_argument("--faults", type=int, default=200)
@@ -132,6 +137,25 @@ def _outages(options: argparse.Namespace) -> int:
     outcome = {"command": sys.argv[1:], "kernel": platform.release(), "outages": [asdict(outage) for outage in found]}
     _write(options.json, outcome)
     return 0 if all(outage.survived for outage in found) else 1
+
+
+def _crowd(options: argparse.Namespace) -> int:
+    sizes = [int(text) for text in options.ranks.split(",")]
+    found = []
+    for _ in range(options.rounds):
+        for size in sizes:
+            for opened in crowd.OPEN:
+                found.append(crowd.gather(size, opened))
+                print(found[-1], flush=True)
+    table = Table("ranks", "opened", "set-up", "first", "later", "sockets", "threads", "memory")
+    for one in crowd.typical(found):
+        seconds = (f"{value:.3g} s" for value in (one.joined, one.first, one.usual))
+        table.add_row(
+            str(one.ranks), one.opened, *seconds, str(one.sockets), str(one.threads), f"{one.memory / 1e6:.3g} MB"
+        )
+    Console().print(table)
+    _write(options.json, {"command": sys.argv[1:], "kernel": platform.release(), "crowds": [asdict(c) for c in found]})
+    return 0
 
 
 def _torch_cases(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kAlign = 64;  // the kernel copies faster to aligned places
 constexpr size_t kFewSteps = 32 << 10;  // bytes up to which the number of steps matters more than the bytes moved
+constexpr int kFewRanks = 8;  // that can all send to each other at once
 
 // Incoming slice i belongs to the place at(i), where it is combined with what is there or replaces it.
 template <class At, class Combines>
@@ -145,6 +146,23 @@ struct Halving {
     }
 };
 
+// Blocks of all ranks in log2(n) steps, to ranks at distances 1, 2, 4 ... (Bruck and others, 1997). Sending them to all
+// directly takes n - 1 messages, and as many connections.
+Status gather_in_few_steps(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes) {
+    const int ranks = mesh.size;
+    unsigned char* held = mesh.scratch(size_t(ranks) * bytes);  // of the own rank, the next one, ...
+    std::memcpy(held, blocks[size_t(mesh.rank)], bytes);
+    for (int count = 1; count < ranks; count *= 2) {
+        const size_t moved = size_t(std::min(count, ranks - count)) * bytes;
+        const int to = (mesh.rank + ranks - count) % ranks, from = (mesh.rank + count) % ranks;
+        if (Status s = mesh.move({{from, false, held + size_t(count) * bytes, moved}, {to, true, held, moved}}); !s)
+            return s;
+    }
+    for (int i = 1; i < ranks; ++i)
+        std::memcpy(blocks[size_t((mesh.rank + i) % ranks)], held + size_t(i) * bytes, bytes);
+    return {};
+}
+
 // Slices that run along the ranks, root first (or last).
 Pipeline chain(Mesh& mesh, int place, bool forward, size_t slices) {
     Pipeline p;
@@ -187,6 +205,7 @@ Status reduce_scatter(Mesh& mesh, void* data, size_t count, Elements e) {
 }
 
 Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes) {
+    if (bytes <= kFewSteps && mesh.size > kFewRanks) return gather_in_few_steps(mesh, blocks, bytes);
     if (bytes <= kFewSteps) {
         std::vector<Transfer> all;
         for (int r = 0; r < mesh.size; ++r) {

@@ -3,30 +3,30 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 
 #include "../core/settings.h"
 #include "algorithms.h"
 #include "messages.h"
+#include "switchboard.h"
 
 namespace {
 
 using namespace bagua;
-
-constexpr int kLanes = 2;
-constexpr long kPoll = 200 * kMicrosecond;
 
 struct Group {
     Settings settings;
     std::vector<Interface> interfaces;
     std::unique_ptr<Listener> listener;
     Mesh collectives, point_to_point;
+    std::unique_ptr<Switchboard> switchboard;  // until join() the listener has nobody
     std::unique_ptr<Messages> messages;
     std::atomic<bool> aborted{false};
     std::mutex error_mutex;
     std::string error;
 
-    Group(int rank, int size) : collectives(rank, size), point_to_point(rank, size) {}
+    Group(int rank, int size)
+        : collectives(rank, size, [this](int peer) { switchboard->want(0, peer); }),
+          point_to_point(rank, size, [this](int peer) { switchboard->want(1, peer); }) {}
     Mesh& lane(int number) { return number ? point_to_point : collectives; }
 };
 
@@ -40,46 +40,6 @@ int finish(Group& g, const Status& status) {
         g.error = status.text;
     }
     return int(status.code);
-}
-
-uint64_t name_of(int rank, int lane) { return uint64_t(rank) << 8 | uint64_t(lane); }
-
-// Call the lower ranks and wait for calls of the higher ones.
-Status join(Group& g, const std::vector<Handle>& handles, int64_t deadline) {
-    const int rank = g.collectives.rank, size = g.collectives.size;
-    std::vector<std::pair<int, std::unique_ptr<Connector>>> calls;  // lane and rank in one number
-    for (int peer = 0; peer < rank; ++peer)
-        for (int lane = 0; lane < kLanes; ++lane)
-            calls.emplace_back(peer * kLanes + lane,
-                               std::make_unique<Connector>(g.settings, g.interfaces, handles[size_t(peer)],
-                                                           name_of(rank, lane)));
-    int missing = (size - 1) * kLanes;
-    while (missing > 0) {
-        if (g.aborted) return {Code::system, "aborted"};
-        if (now_ns() > deadline) return {Code::remote, "not all ranks connected in time"};
-        bool news = false;
-        for (auto& [target, call] : calls) {
-            if (!call) continue;
-            std::unique_ptr<Connection> made;
-            if (Status s = call->step(&made); !s) return s;
-            if (!made) continue;
-            g.lane(target % kLanes).set(target / kLanes, std::move(made));
-            call.reset();
-            --missing, news = true;
-        }
-        if (auto made = g.listener->accept()) {
-            const auto peer = made->name >> 8, lane = made->name & 255;
-            const bool expected = peer > uint64_t(rank) && peer < uint64_t(size) && lane < kLanes &&
-                                  !g.lane(int(lane)).find(int(peer));
-            if (!expected) return {Code::remote, "a connection from a rank that does not belong here"};
-            g.lane(int(lane)).set(int(peer), std::move(made));
-            --missing, news = true;
-        }
-        const timespec nap{0, kPoll};
-        if (!news) nanosleep(&nap, nullptr);
-    }
-    g.listener.reset();
-    return {};
 }
 
 // Whether an argument makes no sense in this group.
@@ -120,7 +80,10 @@ EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) 
     g.settings.connect_timeout = timeout_ns;
     if (!g.settings.timeout_given) g.settings.timeout = timeout_ns;
     g.listener->set_timeouts(g.settings.connect_timeout, g.settings.timeout);
-    const Status status = join(g, all, now_ns() + timeout_ns);
+    const Switchboard::Lanes lanes{&g.collectives, &g.point_to_point};
+    g.switchboard = std::make_unique<Switchboard>(g.settings, g.interfaces, std::move(g.listener), std::move(all), lanes);
+    Status status;
+    if (g.collectives.size <= g.settings.eager) status = g.switchboard->open_all(now_ns() + timeout_ns, g.aborted);
     if (status) g.messages = std::make_unique<Messages>(g.point_to_point);
     return finish(g, status);
 }
@@ -129,8 +92,9 @@ EXPORT void bagua_net_describe(void* group, char* text, size_t room) {
     const Group& g = group_of(group);
     std::string names;
     for (const auto& i : g.interfaces) names += (names.empty() ? "" : ",") + i.name;
-    copy_text(std::to_string(g.settings.streams) + " streams to every rank over " + names +
-                  (g.settings.crc ? ", checksums on" : ""),
+    const bool eager = g.collectives.size <= g.settings.eager;
+    copy_text(std::to_string(g.settings.streams) + " streams to every rank" +
+                  (eager ? "" : " that it talks with") + " over " + names + (g.settings.crc ? ", checksums on" : ""),
               text, room);
 }
 
@@ -205,6 +169,9 @@ EXPORT int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, i
 }
 
 EXPORT int bagua_net_report(void* group, int peer, int lane, StreamReport* out, int most) {
-    Connection* connection = group_of(group).lane(lane).find(peer);
-    return connection ? report(*connection, out, most) : 0;
+    int count = 0;
+    group_of(group).lane(lane).look(peer, [&](Connection* connection) {
+        if (connection) count = report(*connection, out, most);
+    });
+    return count;
 }

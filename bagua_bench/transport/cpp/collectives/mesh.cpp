@@ -1,6 +1,8 @@
 #include "mesh.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <deque>
@@ -13,13 +15,75 @@ constexpr int64_t kNap = 100 * kMillisecond;  // the longest wait, after which t
 
 }  // namespace
 
+Mesh::Mesh(int own, int ranks, std::function<void(int)> ask)
+    : rank(own),
+      size(ranks),
+      ask_(std::move(ask)),
+      peers_(size_t(ranks)),
+      refused_(size_t(ranks)),
+      asked_(size_t(ranks)),
+      bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+
+Mesh::~Mesh() { close(bell_); }
+
+void Mesh::want(int peer) {
+    if (asked_[size_t(peer)]) return;
+    asked_[size_t(peer)] = true;
+    ++missing_;
+    ask_(peer);
+}
+
+void Mesh::want_all() {
+    unpack();
+    for (int peer = 0; peer < size; ++peer)
+        if (peer != rank && !find(peer)) want(peer);
+}
+
+void Mesh::deliver(int peer, std::unique_ptr<Connection> connection) { hand_in({peer, std::move(connection), {}}); }
+
+void Mesh::refuse(int peer, const Status& reason) { hand_in({peer, nullptr, reason}); }
+
+void Mesh::hand_in(Delivery delivery) {
+    const std::lock_guard<std::mutex> guard(post_box_);
+    if (delivery.connection && !failed_) delivery.connection->fail(failed_.code, failed_.text);
+    deliveries_.push_back(std::move(delivery));
+    news_ = true;
+    eventfd_write(bell_, 1);
+}
+
+void Mesh::look(int peer, const std::function<void(Connection*)>& at) {
+    const std::lock_guard<std::mutex> guard(post_box_);
+    at(find(peer));
+}
+
+bool Mesh::unpack() {
+    if (!news_.load(std::memory_order_acquire)) return false;
+    const std::lock_guard<std::mutex> guard(post_box_);
+    eventfd_t count;
+    eventfd_read(bell_, &count);
+    news_ = false;
+    for (auto& d : deliveries_) {
+        if (asked_[size_t(d.peer)]) --missing_;
+        asked_[size_t(d.peer)] = false;
+        refused_[size_t(d.peer)] = d.reason;
+        if (d.connection) peers_[size_t(d.peer)] = std::move(d.connection);
+    }
+    deliveries_.clear();
+    return moved_ = true;
+}
+
 Request* Mesh::post(int peer, bool sending, void* data, size_t bytes, uint32_t tag) {
     if (aborted_) return nullptr;  // a peer that does not know it yet would take it for what was given up
+    if (!find(peer)) unpack();
+    if (!find(peer)) {
+        if (status(peer)) want(peer);
+        return nullptr;
+    }
     return sending ? to(peer).send(data, uint32_t(bytes), tag) : to(peer).receive(data, uint32_t(bytes), tag);
 }
 
 bool Mesh::progress() {
-    bool moved = false;
+    bool moved = unpack();
     for (auto& c : peers_)
         if (c && c->pending()) moved |= c->progress();
     moved_ |= moved;
@@ -39,10 +103,11 @@ bool Mesh::wait(int64_t nanoseconds, int extra_fd) {
         waiting.push_back(c.get());
     }
     nanoseconds = std::max<int64_t>(nanoseconds, 0);
-    if (extra_fd < 0 && waiting.size() == 1) {
+    if (extra_fd < 0 && waiting.size() == 1 && !missing_) {
         waiting[0]->collect_events(nanoseconds);
         return false;
     }
+    if (missing_) fds.push_back({bell_, POLLIN, 0});
     if (extra_fd >= 0) fds.push_back({extra_fd, POLLIN, 0});
     const timespec limit{nanoseconds / kSecond, nanoseconds % kSecond};
     if (ppoll(fds.data(), fds.size(), &limit, nullptr) <= 0) return false;
@@ -59,13 +124,22 @@ unsigned char* Mesh::scratch(size_t bytes) {
     return scratch_.get();
 }
 
+const Status& Mesh::status(int peer) const {
+    if (const auto& c = peers_[size_t(peer)]) return c->status();
+    return refused_[size_t(peer)] ? failed_ : refused_[size_t(peer)];
+}
+
 Status Mesh::status() const {
-    for (auto& c : peers_)
-        if (c && !c->status()) return c->status();
+    for (int peer = 0; peer < size; ++peer)
+        if (const Status& s = status(peer); !s) return s;
     return {};
 }
 
 void Mesh::fail(const std::string& text) {
+    const std::lock_guard<std::mutex> guard(post_box_);
+    if (failed_) failed_ = {Code::remote, text};
+    for (const auto& d : deliveries_)
+        if (d.connection) d.connection->fail(Code::remote, text);
     for (auto& c : peers_)
         if (c) c->fail(Code::remote, text);
 }

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -22,12 +24,25 @@ struct Transfer {
 
 class Mesh {
   public:
-    Mesh(int rank, int size) : rank(rank), size(size), peers_(size_t(size)) {}
+    // `ask` is called once for every rank that is needed and not connected; an answer arrives as a delivery.
+    Mesh(int rank, int size, std::function<void(int peer)> ask);
+    ~Mesh();
     const int rank, size;
 
+    // Of a rank that something was posted to or received from.
     Connection& to(int peer) { return *peers_[size_t(peer)]; }
+    // Null if there is none yet.
     Connection* find(int peer) { return peers_[size_t(peer)].get(); }
-    void set(int peer, std::unique_ptr<Connection> connection) { peers_[size_t(peer)] = std::move(connection); }
+    // Ask for the connections to all ranks.
+    void want_all();
+
+    // From any thread: a connection, or why there will be none.
+    void deliver(int peer, std::unique_ptr<Connection> connection);
+    void refuse(int peer, const Status& reason);
+    // Take what was delivered, as every post and progress does; false if there was nothing.
+    bool unpack();
+    // From any thread: call it with the connection to a rank, null if there is none.
+    void look(int peer, const std::function<void(Connection*)>& at);
 
     // Post a message; null if that must wait, if the connection has failed, or after abort().
     Request* post(int peer, bool sending, void* data, size_t size, uint32_t tag = 0);
@@ -35,8 +50,9 @@ class Mesh {
     bool progress();
     // Wait until something may have become possible or `extra_fd` is readable; true in the latter case.
     bool wait(int64_t nanoseconds, int extra_fd = -1);
-    // The first failure of a connection.
+    // The first failure of any connection, and that of the connection to a rank.
     Status status() const;
+    const Status& status(int peer) const;
     void fail(const std::string& text);
     // How much longer than its time-out an operation may take (ns): an outage that ends just before it is survived.
     int64_t grace() const;
@@ -55,12 +71,31 @@ class Mesh {
     Status idle();
 
   private:
+    struct Delivery {
+        int peer;
+        std::unique_ptr<Connection> connection;
+        Status reason;  // if there is no connection
+    };
+
+    void want(int peer);
+    void hand_in(Delivery delivery);
+
+    std::function<void(int)> ask_;
     std::atomic<bool> aborted_{false};
     int64_t patience_ = 0, until_ = 0;
     bool moved_ = true;  // since idle() looked
     std::vector<std::unique_ptr<Connection>> peers_;
+    std::vector<Status> refused_;
+    std::vector<char> asked_;
+    int missing_ = 0;  // ranks that were asked for and have not answered
     std::unique_ptr<unsigned char[]> scratch_;
     size_t scratch_size_ = 0;
+
+    std::mutex post_box_;  // guards what follows, and changes of peers_
+    std::vector<Delivery> deliveries_;
+    Status failed_;  // by the user: what comes later has failed, too
+    std::atomic<bool> news_{false};
+    int bell_ = -1;  // eventfd: readable when something was delivered
 };
 
 }  // namespace bagua

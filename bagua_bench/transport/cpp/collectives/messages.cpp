@@ -113,8 +113,7 @@ int Messages::source(uint32_t tag, const std::set<std::pair<int, bool>>& full) {
 // Whether nobody is left who could send.
 bool Messages::lost() const {
     for (int peer = 0; peer < mesh_.size; ++peer) {
-        Connection* connection = mesh_.find(peer);
-        if (connection && connection->status()) return false;
+        if (peer != mesh_.rank && mesh_.status(peer)) return false;
     }
     return true;
 }
@@ -122,7 +121,7 @@ bool Messages::lost() const {
 // Whether it has just ended.
 bool Messages::reap(Operation& o) {
     if (o.peer == kAny && !lost()) return false;
-    const Status status = o.peer == kAny ? mesh_.status() : mesh_.to(o.peer).status();
+    const Status status = o.peer == kAny ? mesh_.status() : mesh_.status(o.peer);
     const auto done = [](Request* r) { return r->state == Request::State::done; };
     const bool whole = !o.open.empty() && o.posted == o.size && std::all_of(o.open.begin(), o.open.end(), done);
     if (!whole && status) return false;
@@ -147,12 +146,15 @@ bool Messages::settle() {
     for (auto& [number, o] : operations_) {
         if (o.ended) continue;
         const size_t before = o.open.size();
+        if (o.peer == kAny) mesh_.want_all();
         if (o.peer == kAny && !awaited.count(o.tag)) o.peer = source(o.tag, full);
         const auto lane = std::make_pair(o.peer, o.sending);
         const bool unposted = o.open.empty() || o.posted < o.size;
         // It might get what an earlier receive from any rank waits for, until its own message is at hand.
         const auto early = [&] {
-            return !awaited.empty() && !o.sending && o.open.empty() && !mesh_.to(o.peer).has_next(o.tag);
+            Connection* connection = mesh_.find(o.peer);
+            const bool at_hand = connection && connection->has_next(o.tag);
+            return !awaited.empty() && !o.sending && o.open.empty() && !at_hand;
         };
         if (o.peer == kAny)
             awaited.insert(o.tag);

@@ -62,7 +62,10 @@ Status Connector::step(std::unique_ptr<Connection>* out) {
 // Streams go round robin over the interfaces of both sides.
 Status Connector::begin(Leg& leg, size_t index) {
     const Address& to = addresses_[index % addresses_.size()];
-    if (Status status = begin_connect(interfaces_[index % interfaces_.size()], to, &leg.socket); !status) return status;
+    if (Status status = begin_connect(interfaces_[index % interfaces_.size()], to, &leg.socket); !status) {
+        refused_ |= status.code == Code::remote;
+        return status;
+    }
     const auto streams = uint16_t(legs_.size() - kOthers);
     leg.hello = {kMagic, kVersion, uint16_t(settings_.crc), streams, uint16_t(index), name_, {}, {}};
     std::memcpy(leg.hello.id, id_, kId);
@@ -78,6 +81,7 @@ bool Connector::advance(Leg& leg) {
         const ssize_t n = send(leg.socket.fd(), &leg.hello, sizeof leg.hello, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n < 0 && (errno == EAGAIN || errno == EINPROGRESS || errno == ENOTCONN)) return true;
         if (n != ssize_t(sizeof leg.hello)) {
+            refused_ |= errno == ECONNREFUSED;
             last_ = {Code::remote, error_text(errno)};
             return false;
         }

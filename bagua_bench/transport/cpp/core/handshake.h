@@ -34,6 +34,10 @@ class Listener {
         settings_.timeout = outage;
     }
     uint64_t refused() const { return refused_; }
+    // Readable when somebody calls; none while the process has no descriptors left for callers.
+    std::vector<int> descriptors() const;
+    // Whether accept() must be called again soon though nobody else calls.
+    bool busy() const { return starved_ || !callers_.empty() || !partial_.empty(); }
 
   private:
     struct Caller {
@@ -63,6 +67,7 @@ class Listener {
     std::vector<Partial> partial_;
     Handle handle_{};
     Digest key_{};
+    bool starved_ = false;  // of descriptors, when somebody called last
     uint64_t refused_ = 0;
 };
 
@@ -73,6 +78,9 @@ class Connector {
               uint64_t name = 0);
     // Call again until there is a connection or an error.
     Status step(std::unique_ptr<Connection>* out);
+    // Whether the other system has said that nobody listens: a listener that was there is not any more.
+    bool refused() const { return refused_; }
+    std::string where() const { return addresses_.empty() ? "" : addresses_[0].text(); }
 
   private:
     enum class State { idle, connecting, challenged, answered, joined };
@@ -97,6 +105,7 @@ class Connector {
     uint8_t id_[kId];
     uint64_t name_;
     int64_t deadline_;
+    bool refused_ = false;
     Status last_;
 };
 

@@ -41,6 +41,13 @@ Status Listener::open(const Settings& settings, const std::vector<Interface>& in
     return {};
 }
 
+std::vector<int> Listener::descriptors() const {
+    std::vector<int> all;
+    if (starved_) return all;
+    for (const auto& socket : sockets_) all.push_back(socket.fd());
+    return all;
+}
+
 std::unique_ptr<Connection> Listener::accept() {
     const int64_t now = now_ns();
     take_callers(now);
@@ -70,6 +77,7 @@ std::unique_ptr<Connection> Listener::accept() {
 }
 
 void Listener::take_callers(int64_t now) {
+    starved_ = false;
     for (auto& listening : sockets_) {
         for (int i = 0; i < kAcceptsPerCall; ++i) {
             Socket socket(accept4(listening.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -79,6 +87,7 @@ void Listener::take_callers(int64_t now) {
                 callers_.erase(callers_.begin());  // no descriptor or no room: the caller that has taken longest goes
                 ++refused_;
             } else if (full) {
+                starved_ = true;
                 break;
             }
             if (!socket) continue;

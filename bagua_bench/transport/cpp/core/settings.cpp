@@ -32,15 +32,18 @@ Status read_settings(Settings* settings, std::vector<Interface>* interfaces) {
         return {};
     };
     double streams = settings->streams, chunk = settings->chunk, timeout = 10, connecting = 60, crc = 0, zero_copy = 1, helpers = 0;
+    double eager = settings->eager;
     if (Status s = number("BAGUA_NET_STREAMS", 1, kMaxStreams, &streams); !s) return s;
     if (Status s = number("BAGUA_NET_CHUNK", Tuning::kMinChunkBytes, Tuning::kMaxChunkBytes, &chunk); !s) return s;
     if (Status s = number("BAGUA_NET_TIMEOUT", 0.5, 86400, &timeout); !s) return s;
     if (Status s = number("BAGUA_NET_CONNECT_TIMEOUT", 0.5, 86400, &connecting); !s) return s;
     if (Status s = number("BAGUA_NET_CRC", 0, 1, &crc); !s) return s;
     if (Status s = number("BAGUA_NET_ZERO_COPY", 0, 1, &zero_copy); !s) return s;
+    if (Status s = number("BAGUA_NET_EAGER", 0, 65536, &eager); !s) return s;
     if (Status s = number("BAGUA_NET_HELPERS", 0, 16, &helpers); !s) return s;
     settings->streams = int(streams);
     settings->chunk = uint32_t(chunk);
+    settings->eager = int(eager);
     settings->helpers = int(helpers);
     settings->timeout_given = *variable("BAGUA_NET_TIMEOUT") != 0;
     settings->timeout = int64_t(timeout * double(kSecond));

@@ -156,7 +156,7 @@ Status begin_connect(const Interface& from, const Address& to, Socket* out) {
             return {Code::system, "cannot use " + from.name + ": " + error_text(errno)};
     }
     if (connect(socket.fd(), to.get(), to.size()) != 0 && errno != EINPROGRESS)
-        return {Code::system, "cannot connect to " + to.text() + ": " + error_text(errno)};
+        return {errno == ECONNREFUSED ? Code::remote : Code::system, "cannot connect to " + to.text() + ": " + error_text(errno)};
     *out = std::move(socket);
     return {};
 }

@@ -1,0 +1,171 @@
+#include "switchboard.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <chrono>
+
+namespace bagua {
+
+namespace {
+
+constexpr int64_t kBusy = 200 * kMicrosecond, kSlow = 5 * kMillisecond;  // between two looks at handshakes
+constexpr int64_t kSlowAfter = 200 * kMillisecond;  // without news
+constexpr uint64_t kKnock = 128;  // in a connection's name, beside its lane
+
+uint64_t name_of(int rank, uint64_t lane) { return uint64_t(rank) << 8 | lane; }
+
+}  // namespace
+
+Switchboard::Switchboard(const Settings& settings, const std::vector<Interface>& interfaces,
+                         std::unique_ptr<Listener> listener, std::vector<Handle> handles, Lanes lanes)
+    : settings_(settings),
+      interfaces_(interfaces),
+      listener_(std::move(listener)),
+      handles_(std::move(handles)),
+      lanes_(lanes),
+      rank_(lanes[0]->rank),
+      size_(lanes[0]->size),
+      missing_((size_ - 1) * kLanes),
+      bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      thread_([this] { run(); }) {}
+
+Switchboard::~Switchboard() {
+    {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        closing_ = true;
+    }
+    eventfd_write(bell_, 1);
+    thread_.join();
+    close(bell_);
+}
+
+void Switchboard::want(int lane, int peer) {
+    {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        wishes_.emplace_back(lane, peer);
+    }
+    eventfd_write(bell_, 1);
+}
+
+Status Switchboard::open_all(int64_t deadline, const std::atomic<bool>& aborted) {
+    for (int peer = 0; peer < rank_; ++peer)  // the others call
+        for (int lane = 0; lane < kLanes; ++lane) want(lane, peer);
+    std::unique_lock<std::mutex> guard(mutex_);
+    while (missing_ > 0) {
+        if (!first_failure_) return first_failure_;
+        if (aborted) return {Code::system, "aborted"};
+        if (now_ns() > deadline) return {Code::remote, "not all ranks connected in time"};
+        changed_.wait_for(guard, std::chrono::milliseconds(10));
+    }
+    for (Mesh* lane : lanes_) lane->unpack();
+    return {};
+}
+
+void Switchboard::run() {
+    int64_t news_at = now_ns();
+    while (true) {
+        {
+            const std::lock_guard<std::mutex> guard(mutex_);
+            if (closing_ || missing_ == 0) break;
+        }
+        take_wishes();
+        bool news = take_calls();  // first: who has called needs no knock any more
+        news |= step_calls();
+        if (news) news_at = now_ns();
+        else rest(now_ns() - news_at);
+    }
+    calls_.clear();
+    listener_.reset();
+}
+
+void Switchboard::take_wishes() {
+    std::vector<Line> wishes;
+    {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        wishes.swap(wishes_);
+    }
+    for (const Line& line : wishes) call(line);
+}
+
+// Call a lower rank, knock at a higher one.
+void Switchboard::call(Line line) {
+    const auto [lane, peer] = line;
+    if (there_[line] || calls_.count(line)) return;
+    Settings settings = settings_;
+    if (peer > rank_) settings.streams = 1;
+    const uint64_t name = name_of(rank_, uint64_t(lane) | (peer > rank_ ? kKnock : 0));
+    calls_[line] = std::make_unique<Connector>(settings, interfaces_, handles_[size_t(peer)], name);
+}
+
+// Who has called, and who has knocked.
+bool Switchboard::take_calls() {
+    bool news = false;
+    while (auto connection = listener_->accept()) {
+        news = true;
+        const uint64_t peer = connection->name >> 8, lane = connection->name & 127;
+        if (peer >= uint64_t(size_) || lane >= kLanes || int(peer) == rank_) continue;  // not one of the group
+        const Line line{int(lane), int(peer)};
+        const bool knocks = connection->name & kKnock;
+        if (knocks && line.second < rank_)
+            call(line);
+        else if (!knocks && line.second > rank_ && !there_[line])
+            made(line, std::move(connection));
+    }
+    return news;
+}
+
+bool Switchboard::step_calls() {
+    bool news = false;
+    for (auto at = calls_.begin(); at != calls_.end();) {
+        const Line line = at->first;
+        std::unique_ptr<Connection> connection;
+        Status status = at->second->step(&connection);
+        if (status && at->second->refused())
+            status = {Code::remote, "rank " + std::to_string(line.second) + " is gone: " + at->second->where() +
+                                        " refuses connections"};
+        if (status && !connection) {
+            ++at;
+            continue;
+        }
+        news = true;
+        at = calls_.erase(at);
+        if (!status)
+            unreachable(line, status);
+        else if (line.second < rank_)
+            made(line, std::move(connection));
+        // else it was a knock: the other one calls
+    }
+    return news;
+}
+
+void Switchboard::made(Line line, std::unique_ptr<Connection> connection) {
+    there_[line] = true;
+    calls_.erase(line);
+    lanes_[size_t(line.first)]->deliver(line.second, std::move(connection));
+    const std::lock_guard<std::mutex> guard(mutex_);
+    --missing_;
+    changed_.notify_all();
+}
+
+void Switchboard::unreachable(Line line, const Status& reason) {
+    lanes_[size_t(line.first)]->refuse(line.second, reason);
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (first_failure_) first_failure_ = reason;
+    changed_.notify_all();
+}
+
+// Until somebody calls or wishes for something; with handshakes under way, for a short time only.
+void Switchboard::rest(int64_t since_news) {
+    std::vector<pollfd> fds{{bell_, POLLIN, 0}};
+    for (int fd : listener_->descriptors()) fds.push_back({fd, POLLIN, 0});
+    const int64_t nap = since_news < kSlowAfter ? kBusy : kSlow;
+    const timespec limit{0, nap};
+    const bool under_way = !calls_.empty() || listener_->busy();
+    ppoll(fds.data(), fds.size(), under_way ? &limit : nullptr, nullptr);
+    eventfd_t count;
+    eventfd_read(bell_, &count);
+}
+
+}  // namespace bagua
