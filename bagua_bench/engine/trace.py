@@ -50,7 +50,7 @@ class Trace:
 
     def __init__(self, device: torch.device, streams: Callable[[], Counts | None] = lambda: None) -> None:
         self._device, self._streams = device, streams
-        self._counted: tuple[float, Counts] = 0.0, {}
+        self._counted: tuple[float, Mapping[str, tuple[float, float]]] = 0.0, {}
         self._began = 0.0
         self._carried: list[Carried] = []
         self._zero: Any = None
@@ -61,7 +61,7 @@ class Trace:
         """Time is counted from here, or from a stamp on; what began before is left out."""
         self._found, self._phases, self._carried = [], [], []
         self._began = time.perf_counter() if at is None or self._device.type != "cpu" else at
-        self._counted = time.perf_counter(), self._streams() or {}
+        self._counted = time.perf_counter(), self._totals()
         self._zero = stamp(self._device) if at is None else at
 
     def add(self, track: str, name: str, begin: Any, end: Any, **about: Any) -> None:
@@ -82,24 +82,27 @@ class Trace:
             self._phases.append(self._span(TRAINING, name, begin, end, {}))
 
     def step_taken(self) -> None:
-        """Note what the transport has carried since the last step, or since the start."""
+        """Note what the transport has sent since the last step, or since the start."""
         if self._zero is None:
             return
-        (since, before), now = self._counted, (time.perf_counter(), self._streams() or {})
-        self._counted = now
-        for peer, streams in now[1].items():
-            old = before.get(peer) or [dict.fromkeys(one, 0.0) for one in streams]
-            if len(old) != len(streams):
-                continue  # the number of streams was tuned meanwhile
-            sent, again = (
-                [one[key] - earlier[key] for one, earlier in zip(streams, old, strict=True)]
-                for key in ("bytes_sent", "retransmissions")
-            )
-            if any(sent):
-                self._carried.append(Carried(peer, since - self._began, now[0] - since, tuple(sent), sum(again)))
+        since, before = self._counted
+        now, totals = self._counted = time.perf_counter(), self._totals()
+        for peer, counted in totals.items():
+            sent, again = (max(0.0, one - old) for one, old in zip(counted, before.get(peer, (0.0, 0.0)), strict=True))
+            if sent or again:
+                self._carried.append(Carried(peer, since - self._began, now - since, sent, again))
+
+    def _totals(self) -> dict[str, tuple[float, float]]:
+        """Bytes, and segments that were sent again, to every peer so far."""
+
+        def total(streams: Sequence[Mapping[str, float]], key: str) -> float:
+            return sum(one[key] for one in streams)
+
+        counts = self._streams() or {}
+        return {peer: (total(each, "bytes_sent"), total(each, "retransmissions")) for peer, each in counts.items()}
 
     def carried(self) -> tuple[Carried, ...]:
-        """What the transport has carried in every step."""
+        """What the transport has sent in every step."""
         return tuple(self._carried)
 
     def spans(self) -> tuple[Span, ...]:

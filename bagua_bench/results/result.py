@@ -136,16 +136,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Carried:
-    """What the streams of the transport to a peer have carried from `begin` on, while a step was taken."""
+    """What the transport has sent to a peer from `begin` on, while a step was taken."""
 
     peer: str
     begin: float
     """Seconds since the timed steps began."""
     seconds: float
-    sent: tuple[float, ...]
-    """Bytes, of every stream."""
+    sent: float
+    """Bytes, on all streams."""
     again: float
-    """Segments that were sent once more, of all streams."""
+    """Segments that were sent once more."""
 
     def slowed(self, factor: float) -> Carried:
         """With times so many times as long."""
@@ -181,7 +181,7 @@ class RankResult:
     spans: tuple[Span, ...] = ()
     """What it did when, if that was asked for."""
     carried: tuple[Carried, ...] = ()
-    """What the streams of `bagua_net` carried meanwhile."""
+    """What `bagua_net` sent meanwhile."""
 
     def slowed(self, factor: float) -> RankResult:
         """With times so many times as long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,24 @@ def _events(result: Result) -> Iterator[dict[str, Any]]:
 
 
 def _counters(number: int, rank: RankResult) -> Iterator[dict[str, Any]]:
-    """The rate of every stream to a peer, and segments sent again, which hold until the next ones or the end."""
+    """The rate at which was sent to a peer, and segments sent again; both are 0 where nothing was noted."""
     for peer in dict.fromkeys(one.peer for one in rank.carried):
         own = [one for one in rank.carried if one.peer == peer]
         to = f"rank {peer}" if peer.isdecimal() else peer
-        ends = Carried(peer, own[-1].begin + own[-1].seconds, 1.0, (0.0,) * len(own[-1].sent), 0)
-        for one in [*own, ends]:
-            rates = {f"stream {k}": nbytes / one.seconds / 1e6 for k, nbytes in enumerate(one.sent)}
-            begin = {"ph": "C", "pid": number, "ts": _on_grid(one.begin)}
-            yield {**begin, "name": f"MB/s to {to}", "args": rates}
-            if any(other.again for other in own):
-                yield {**begin, "name": f"segments sent again to {to}", "args": {"in this step": one.again}}
+        again = any(one.again for one in own)
+        for one, following in pairwise([*own, None]):
+            assert one is not None
+            yield from _counted(number, to, one, again)
+            end = one.begin + one.seconds
+            if following is None or _on_grid(following.begin) > _on_grid(end):
+                yield from _counted(number, to, Carried(peer, end, 1.0, 0.0, 0.0), again)
+
+
+def _counted(number: int, to: str, one: Carried, again: bool) -> Iterator[dict[str, Any]]:
+    begin = {"ph": "C", "pid": number, "ts": _on_grid(one.begin)}
+    yield {**begin, "name": f"MB/s to {to}", "args": {"sent": one.sent / one.seconds / 1e6}}
+    if again:
+        yield {**begin, "name": f"segments sent again to {to}", "args": {"in this step": one.again}}
 
 
 def _on_grid(seconds: float) -> float:

@@ -37,8 +37,12 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         self._own_name = ""
         self._batch: list[Job | Message] | None = None  # what was started since a batch began
         self._native = Group(rank, size)
-        store.set(f"{NAME}/{rank}", self._native.handle)
-        self._native.join([bytes(store.get(f"{NAME}/{r}")) for r in range(size)], self._timeout)
+        try:
+            store.set(f"{NAME}/{rank}", self._native.handle)
+            self._native.join([bytes(store.get(f"{NAME}/{r}")) for r in range(size)], self._timeout)
+        except BaseException:
+            self._native.close()
+            raise
         if rank == 0:
             announce(f"{NAME} in use: {size} ranks, {self._native.describe()}")
         self._lane = Lane(self._native.close, self._native.abort, self._timeout)
@@ -252,8 +256,10 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         return environment.of_tuned(settings)
 
     def report(self, peer: int) -> list[dict[str, float]]:
-        """Counters of the streams to a rank; see cpp/core/report.h."""
-        return self._native.report(peer)
+        """Counters of the streams to a rank, of the messages' only if there were any; see cpp/core/report.h."""
+        messages = self._native.report(peer, lane=1)
+        carried = any(stream["bytes_sent"] or stream["bytes_received"] for stream in messages)
+        return [*self._native.report(peer), *(messages if carried else [])]
 
     def getBackendName(self) -> str:
         """The name under which it is registered."""

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.transport.native import Group
 from tests.ranks import outcomes, run
 from tests.transport import test_torch
 
@@ -130,6 +132,57 @@ def test_a_rank_that_died_before_it_was_needed_is_an_error_at_once(dies: int) ->
     seconds, text = results[1 - dies]
     assert seconds < 1.0, results
     assert f"rank {dies} is gone" in text
+
+
+def _leaves(comm: TorchComm) -> float:
+    """The higher rank ends at whatever point of the lower one's first call it happens to be."""
+    group = _late_group(timeout=timedelta(seconds=60))
+    dist.barrier()
+    if comm.rank == 1:
+        os._exit(1)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(100_000), group=group)
+    return time.monotonic() - began
+
+
+def test_a_rank_that_dies_while_it_is_called_is_an_error_soon() -> None:
+    seconds = [outcomes("bagua_net", 2, _leaves)[0] for _ in range(8)]
+    assert all(isinstance(one, float) and one < 3.0 for one in seconds), seconds
+
+
+def _waits_for_anyone(comm: TorchComm) -> float:
+    group = _late_group(timeout=timedelta(seconds=60))
+    dist.barrier()
+    if comm.rank == 2:
+        dist.destroy_process_group(group)
+    dist.barrier()
+    spent = 0.0
+    if comm.rank == 0:
+        x, began = torch.zeros(3), time.process_time()
+        dist.recv(x, group=group)
+        spent = time.process_time() - began
+        assert x.eq(1).all()
+    elif comm.rank == 1:
+        time.sleep(2.0)
+        dist.send(torch.ones(3), group=group, group_dst=0)
+    dist.barrier()
+    return spent
+
+
+def test_nobody_is_busy_waiting_for_ranks_that_have_left() -> None:
+    assert run("bagua_net", 3, _waits_for_anyone)[0] < 0.6, "of two seconds"
+
+
+def test_nothing_is_left_of_a_group_that_did_not_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAGUA_NET_INTERFACES", "lo")
+    threads = {*Path("/proc/self/task").iterdir()}
+    here, absent = Group(0, 2), Group(1, 2)
+    with pytest.raises(RuntimeError, match="not all ranks connected in time"):
+        here.join([here.handle, absent.handle], 0.5)
+    assert {*Path("/proc/self/task").iterdir()} <= threads
+    for group in (here, absent):
+        group.close()
 
 
 def _absent(comm: TorchComm) -> float:

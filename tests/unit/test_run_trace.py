@@ -211,12 +211,14 @@ def test_the_file_is_what_perfetto_reads(tmp_path: Path) -> None:
     assert len({(e["tid"]) for e in done}) == 3, "no thread has the number of another process's"
 
 
-def test_what_streams_carry_is_a_counter_of_their_rates(tmp_path: Path) -> None:
+def test_what_is_sent_is_a_counter_of_its_rate(tmp_path: Path) -> None:
+    """Perfetto holds a value until the next one: 0 where nothing was noted."""
     spans = (Span("training", "step", 0.0, 2.0),)
     carried = (
-        Carried("1", 0.0, 0.5, (1e6, 2e6), 0),
-        Carried("1", 0.5, 1.0, (3e6, 0.0), 7),
-        Carried("0 10.0.0.1:5", 0.5, 1.0, (1e6,), 0),
+        Carried("1", 0.0, 0.5, 2e6, 0),
+        Carried("1", 0.5, 1.0, 3e6, 7),
+        Carried("0 10.0.0.1:5", 0.5, 1.0, 1e6, 0),
+        Carried("1", 2.5, 0.5, 1e6, 0),
     )
     rank = RankResult((), (), {}, {}, None, spans=spans, carried=carried)
     result = replace(simulate(cell("simulate", "ddp")), ranks=(rank,), rank_counts=None)
@@ -224,29 +226,31 @@ def test_what_streams_carry_is_a_counter_of_their_rates(tmp_path: Path) -> None:
     events = [e for e in json.loads((tmp_path / "a.json").read_text())["traceEvents"] if e["ph"] == "C"]
     found = defaultdict(list)
     for event in events:
-        found[event["name"]].append((event["ts"], [*event["args"].values()]))
+        found[event["name"]].append((event["ts"] / 1e6, *event["args"].values()))
     assert found == {
-        "MB/s to rank 1": [(0, [2, 4]), (0.5e6, [3, 0]), (1.5e6, [0, 0])],
-        "segments sent again to rank 1": [(0, [0]), (0.5e6, [7]), (1.5e6, [0])],
-        "MB/s to 0 10.0.0.1:5": [(0.5e6, [1]), (1.5e6, [0])],
+        "MB/s to rank 1": [(0, 4), (0.5, 3), (1.5, 0), (2.5, 2), (3.0, 0)],
+        "segments sent again to rank 1": [(0, 0), (0.5, 7), (1.5, 0), (2.5, 0), (3.0, 0)],
+        "MB/s to 0 10.0.0.1:5": [(0.5, 1), (1.5, 0)],
     }
 
 
-def test_what_is_carried_is_counted_from_step_to_step() -> None:
-    sent = [100]  # the warm-up's
+def test_what_is_sent_is_counted_from_step_to_step() -> None:
+    sent, streams = [100], 1  # the warm-up's
 
-    def streams() -> dict[str, list[dict[str, float]]]:
-        return {"1": [{"bytes_sent": sent[0] + k, "retransmissions": k} for k in range(2)], "2": []}
+    def counts() -> dict[str, list[dict[str, float]]]:
+        return {"1": [{"bytes_sent": sent[0], "retransmissions": 2}] * streams, "2": []}
 
-    trace = Trace(CPU, streams)
+    trace = Trace(CPU, counts)
     trace.step_taken()  # before the start
     trace.start()
     for nbytes in (5, 0, 7):
         sent[0] += nbytes
         trace.step_taken()
-    first, last = trace.carried()  # a step in which nothing was sent is not noted
-    assert (first.sent, last.sent, first.again) == ((5, 5), (7, 7), 0)
-    assert 0 <= first.begin <= first.begin + first.seconds <= last.begin
+    streams = 2  # a connection was opened
+    trace.step_taken()
+    first, second, opened = trace.carried()  # a step in which nothing was sent is not noted
+    assert [(one.sent, one.again) for one in (first, second, opened)] == [(5, 0), (7, 0), (112, 2)]
+    assert 0 <= first.begin <= first.begin + first.seconds <= second.begin
     assert first.slowed(3) == replace(first, begin=3 * first.begin, seconds=3 * first.seconds)
 
 

@@ -49,16 +49,14 @@ def gather(ranks: int, opened: str) -> Crowd:
     """Set up one group. RuntimeError if a rank fails."""
     _allow_many()
     context = get_context("fork")
-    pipes = [context.Pipe() for _ in range(ranks)]
-    processes = [
-        context.Process(target=_rank, args=(rank, ranks, OPEN[opened], pipe[1]), daemon=True)
-        for rank, pipe in enumerate(pipes)
-    ]
+    processes, ends = [], []
     try:
-        for process, (_, theirs) in zip(processes, pipes, strict=True):
-            process.start()
-            theirs.close()
-        ends = [ours for ours, _ in pipes]
+        for rank in range(ranks):
+            ours, theirs = context.Pipe()
+            processes.append(context.Process(target=_rank, args=(rank, ranks, OPEN[opened], theirs), daemon=True))
+            processes[-1].start()
+            theirs.close()  # so that no later rank inherits it, and its end is seen
+            ends.append(ours)
         handles = _from_all(ends)
         steps = [_step(ends, handles)] + [_step(ends, None) for _ in range(1 + _ROUNDS)]
         held = _step(ends, None)

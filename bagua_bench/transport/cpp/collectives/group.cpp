@@ -84,7 +84,10 @@ EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) 
     g.switchboard = std::make_unique<Switchboard>(g.settings, g.interfaces, std::move(g.listener), std::move(all), lanes);
     Status status;
     if (g.collectives.size <= g.settings.eager) status = g.switchboard->open_all(now_ns() + timeout_ns, g.aborted);
-    if (status) g.messages = std::make_unique<Messages>(g.point_to_point);
+    if (status)
+        g.messages = std::make_unique<Messages>(g.point_to_point);
+    else
+        g.switchboard.reset();  // nobody must get a connection to a rank that is not here
     return finish(g, status);
 }
 

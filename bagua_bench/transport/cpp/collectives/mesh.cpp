@@ -36,7 +36,7 @@ void Mesh::want(int peer) {
 void Mesh::want_all() {
     unpack();
     for (int peer = 0; peer < size; ++peer)
-        if (peer != rank && !find(peer)) want(peer);
+        if (peer != rank && !find(peer) && status(peer)) want(peer);
 }
 
 void Mesh::deliver(int peer, std::unique_ptr<Connection> connection) { hand_in({peer, std::move(connection), {}}); }
@@ -150,6 +150,14 @@ int64_t Mesh::grace() const {
     return std::any_of(peers_.begin(), peers_.end(), waits) ? Tuning::kGraceNs : 0;
 }
 
+// Ranks that were asked for in vain, in words.
+std::string Mesh::missing() const {
+    std::string found;
+    for (int peer = 0; peer < size; ++peer)
+        if (asked_[size_t(peer)]) found += (found.empty() ? "; not connected to rank " : ", ") + std::to_string(peer);
+    return found;
+}
+
 void Mesh::begin(int64_t patience) {
     patience_ = patience;
     moved_ = true;
@@ -165,7 +173,7 @@ Status Mesh::idle() {
     if (s && aborted_) s = {Code::system, "aborted"};
     if (s && left <= 0)
         s = {Code::system, "timed out: nothing moved within the timeout of " +
-                              std::to_string(patience_ / kMillisecond) + " ms"};
+                              std::to_string(patience_ / kMillisecond) + " ms" + missing()};
     if (s)
         wait(left);
     else

@@ -79,6 +79,7 @@ class Mesh {
 
     void want(int peer);
     void hand_in(Delivery delivery);
+    std::string missing() const;
 
     std::function<void(int)> ask_;
     std::atomic<bool> aborted_{false};

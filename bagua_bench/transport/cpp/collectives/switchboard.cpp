@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kBusy = 200 * kMicrosecond, kSlow = 5 * kMillisecond;  // between two looks at handshakes
 constexpr int64_t kSlowAfter = 200 * kMillisecond;  // without news
+constexpr int64_t kKnockAgain = kSecond;
 constexpr uint64_t kKnock = 128;  // in a connection's name, beside its lane
 
 uint64_t name_of(int rank, uint64_t lane) { return uint64_t(rank) << 8 | lane; }
@@ -73,6 +74,7 @@ void Switchboard::run() {
         take_wishes();
         bool news = take_calls();  // first: who has called needs no knock any more
         news |= step_calls();
+        knock_again();
         if (news) news_at = now_ns();
         else rest(now_ns() - news_at);
     }
@@ -97,6 +99,15 @@ void Switchboard::call(Line line) {
     if (peer > rank_) settings.streams = 1;
     const uint64_t name = name_of(rank_, uint64_t(lane) | (peer > rank_ ? kKnock : 0));
     calls_[line] = std::make_unique<Connector>(settings, interfaces_, handles_[size_t(peer)], name);
+}
+
+void Switchboard::knock_again() {
+    const int64_t due = now_ns() - kKnockAgain;
+    for (auto at = knocked_.begin(); at != knocked_.end();) {
+        const auto [line, when] = *at;
+        at = when < due ? knocked_.erase(at) : std::next(at);
+        if (when < due) call(line);
+    }
 }
 
 // Who has called, and who has knocked.
@@ -135,7 +146,8 @@ bool Switchboard::step_calls() {
             unreachable(line, status);
         else if (line.second < rank_)
             made(line, std::move(connection));
-        // else it was a knock: the other one calls
+        else
+            knocked_[line] = now_ns();
     }
     return news;
 }
@@ -143,6 +155,7 @@ bool Switchboard::step_calls() {
 void Switchboard::made(Line line, std::unique_ptr<Connection> connection) {
     there_[line] = true;
     calls_.erase(line);
+    knocked_.erase(line);
     lanes_[size_t(line.first)]->deliver(line.second, std::move(connection));
     const std::lock_guard<std::mutex> guard(mutex_);
     --missing_;
@@ -161,9 +174,10 @@ void Switchboard::rest(int64_t since_news) {
     std::vector<pollfd> fds{{bell_, POLLIN, 0}};
     for (int fd : listener_->descriptors()) fds.push_back({fd, POLLIN, 0});
     const int64_t nap = since_news < kSlowAfter ? kBusy : kSlow;
-    const timespec limit{0, nap};
-    const bool under_way = !calls_.empty() || listener_->busy();
-    ppoll(fds.data(), fds.size(), under_way ? &limit : nullptr, nullptr);
+    const bool under_way = !calls_.empty() || listener_->busy() || bell_ < 0;
+    const timespec limit = under_way ? timespec{0, nap} : timespec{kKnockAgain / kSecond, 0};
+    const bool waits = under_way || !knocked_.empty();
+    ppoll(fds.data(), fds.size(), waits ? &limit : nullptr, nullptr);
     eventfd_t count;
     eventfd_read(bell_, &count);
 }

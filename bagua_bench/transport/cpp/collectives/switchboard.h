@@ -4,7 +4,7 @@
 //
 // The higher rank of a pair calls the lower one. If it is the lower one that needs the connection, it knocks first: a
 // connection that carries nothing, upon which the other one calls. So a pair never gets two connections, however its
-// ends hit upon each other.
+// ends hit upon each other. A knock that is not followed by a call is repeated, for the other one may be gone.
 
 #pragma once
 
@@ -43,6 +43,7 @@ class Switchboard {
     void run();
     void take_wishes();
     void call(Line line);
+    void knock_again();
     bool take_calls();
     bool step_calls();
     void made(Line line, std::unique_ptr<Connection> connection);
@@ -56,6 +57,7 @@ class Switchboard {
     const Lanes lanes_;
     const int rank_, size_;
     std::map<Line, std::unique_ptr<Connector>> calls_;  // and knocks
+    std::map<Line, int64_t> knocked_;  // when (ns); they have not called since
     std::map<Line, bool> there_;
 
     std::mutex mutex_;

@@ -38,6 +38,7 @@ Connection::Connection(const Settings& settings, std::vector<Socket> sockets, co
         stream->socket = std::move(socket);
         trunk_.streams.push_back(std::move(stream));
     }
+    if (epoll_ < 0) fail(Code::system, "cannot wait for events: " + error_text(errno));
     if (settings.log)
         settings.log(Level::info, "bagua-net 1 in use: " + std::to_string(trunk_.streams.size()) + " streams over " +
                                       interfaces + " to " + trunk_.peer + (settings.crc ? ", checksums on" : ""));

@@ -34,7 +34,7 @@ class Listener {
         settings_.timeout = outage;
     }
     uint64_t refused() const { return refused_; }
-    // Readable when somebody calls; none while the process has no descriptors left for callers.
+    // Readable when somebody calls; none while the process has nothing left for callers.
     std::vector<int> descriptors() const;
     // Whether accept() must be called again soon though nobody else calls.
     bool busy() const { return starved_ || !callers_.empty() || !partial_.empty(); }
@@ -67,7 +67,7 @@ class Listener {
     std::vector<Partial> partial_;
     Handle handle_{};
     Digest key_{};
-    bool starved_ = false;  // of descriptors, when somebody called last
+    bool starved_ = false;  // of descriptors or memory, when somebody called last
     uint64_t refused_ = 0;
 };
 

@@ -13,6 +13,11 @@ constexpr size_t kMaxPartial = 256;  // connections that wait for more of their 
 constexpr int kAcceptsPerCall = 64;  // bounded work
 constexpr int64_t kPatience = 5 * kSecond;  // with one caller
 
+bool hung_up(const Socket& socket) {
+    char byte;
+    return socket && recv(socket.fd(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
 // An empty socket certainly has room for a whole message, so one call is enough.
 bool send_all(int fd, const void* data, size_t size) {
     return send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL) == ssize_t(size);
@@ -60,18 +65,20 @@ std::unique_ptr<Connection> Listener::accept() {
         else
             callers_.erase(callers_.begin() + long(i));
     }
-    for (size_t i = 0; i < partial_.size(); ++i) {
+    for (size_t i = 0; i < partial_.size();) {
         Partial& p = partial_[i];
-        const bool whole = std::all_of(p.sockets.begin(), p.sockets.end(), [](const Socket& s) { return bool(s); });
-        if (!whole && now <= p.deadline) continue;
-        std::unique_ptr<Connection> connection;
-        if (whole) {
+        const auto taken = partial_.begin() + long(i);
+        if (std::all_of(p.sockets.begin(), p.sockets.end(), [](const Socket& s) { return bool(s); })) {
             Settings settings = settings_;
             settings.crc = p.hello.crc != 0;
-            connection = std::make_unique<Connection>(settings, std::move(p.sockets), where_, p.hello.name);
+            auto connection = std::make_unique<Connection>(settings, std::move(p.sockets), where_, p.hello.name);
+            partial_.erase(taken);
+            return connection;
         }
-        partial_.erase(partial_.begin() + long(i));
-        return connection;
+        if (now > p.deadline || std::any_of(p.sockets.begin(), p.sockets.end(), hung_up))
+            partial_.erase(taken);
+        else
+            ++i;
     }
     return nullptr;
 }
@@ -82,7 +89,10 @@ void Listener::take_callers(int64_t now) {
         for (int i = 0; i < kAcceptsPerCall; ++i) {
             Socket socket(accept4(listening.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
             const bool full = !socket && (errno == EMFILE || errno == ENFILE);
-            if (!socket && !full && errno != ECONNABORTED && errno != EINTR) break;
+            if (!socket && !full && errno != ECONNABORTED && errno != EINTR) {
+                starved_ = errno != EAGAIN;  // of memory
+                break;
+            }
             if ((full || callers_.size() >= kMaxCallers) && !callers_.empty()) {
                 callers_.erase(callers_.begin());  // no descriptor or no room: the caller that has taken longest goes
                 ++refused_;
