@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -145,6 +146,7 @@ class Engine(Saved):
             saved, trained = state.collect(self.buckets, self._names), set(self._gradients.params)
             pending = self._schedule.pending
             self._detach()
+            gc.collect()  # old buckets are part of cycles, which the collector would leave for long: they are few
             self._attach(trained)
             self.algorithm.start(self.buckets, self.comm, unfused(self.optimizer))
             state.restore(self.buckets, self._names, saved)
