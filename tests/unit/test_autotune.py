@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import time
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from algorithms.async_model_average import AsyncModelAverage
 from algorithms.base import Algorithm, Bucket, Comm
@@ -396,33 +395,3 @@ def among(comm: CountedComm, first: list[dict[str, int]], options: dict[str, int
             engine.step()
         assert engine.study is not None
         return engine.study
-
-
-def _storages() -> int:
-    found = {
-        x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in gc.get_objects() if type(x) is Tensor
-    }
-    return sum(found.values())
-
-
-def _rebuilt(comm: CountedComm) -> list[int]:
-    model = nn.Sequential(*[nn.Linear(100, 100) for _ in range(4)])
-    bytes_held = []
-    with Engine(model, torch.optim.SGD(model.parameters(), 0.1, 0.9), GradientAllReduce(), comm) as engine:
-        for k in range(5):
-            engine.module(torch.randn(2, 100)).sum().backward()
-            engine.step()
-            engine.plan.change(40_000 * (k + 1), None, {})
-            engine.rebuild()
-            bytes_held.append(_storages())
-    return bytes_held
-
-
-def test_other_buckets_take_the_place_of_those_before() -> None:
-    """Without the collector, which may come late: tuning with a large model ran out of memory."""
-    gc.disable()
-    try:
-        first, *others = run("gloo", 1, _rebuilt)[0]
-    finally:
-        gc.enable()
-    assert max(others) < 1.2 * first
