@@ -70,6 +70,7 @@ class ThreadLane:
                     work()
             except BaseException as error:
                 self._error = error
+            del work  # the buckets that it holds may be given up before the next piece comes
             with self._idle:
                 self._done += 1
                 self._idle.notify_all()
