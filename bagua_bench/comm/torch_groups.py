@@ -110,18 +110,28 @@ class TorchComm(CountedComm):
         return self._subgroup(tuple(range(self.size)))
 
     def streams(self) -> dict[str, list[dict[str, float]]] | None:
-        """The transport's counts per stream to each rank of the job so far; None if it does not count."""
+        """The transport's counts per stream to each rank so far; None if it does not count."""
+        if not hasattr(self.group, "report"):
+            return None
+        found = {str(peer): self.group.report(peer) for peer in range(self.size) if peer != self.rank}
+        for part in (*self._twins, self._renewed):
+            for peer, streams in (part.streams() or {}).items() if isinstance(part, TorchComm) else ():
+                found[peer] = [*found[peer], *streams]
+        return found
+
+    def every_stream(self) -> dict[str, list[dict[str, float]]] | None:
+        """The same with those of messages, and of the groups within and between servers; by rank of the job."""
         if not hasattr(self.group, "report"):
             return None
         found: dict[str, list[dict[str, float]]] = {}
         for comm in (self, self.intra, self.inter):
-            for group in () if comm is None else comm._groups_of_its_own():
+            for group in () if comm is None else comm._groups_of_its_own():  # type: ignore[attr-defined]
                 for place, peer in enumerate(dist.get_process_group_ranks(group)):
                     if place != group.rank():
-                        found.setdefault(str(peer), []).extend(group.report(place))  # type: ignore[attr-defined]
+                        found.setdefault(str(peer), []).extend([*group.report(place), *group.report(place, lane=1)])
         return found
 
-    def _groups_of_its_own(self) -> Iterator[dist.ProcessGroup]:
+    def _groups_of_its_own(self) -> Iterator[Any]:
         yield self.group
         for part in self._parts():
             if isinstance(part, TorchComm):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bagua_bench.transport import environment
 from bagua_bench.transport.lane import Lane
 from bagua_bench.transport.native import ANY, NAME, Group, Piece, announce
 from bagua_bench.transport.tensors import DTYPES, Dense, as_real, numbers_of
+from bagua_bench.transport.tunable import Tunable
 from bagua_bench.transport.work import Job, Message, Together
 
 _ProcessGroup: Any = dist.ProcessGroup  # its stubs know neither its overloads nor its newer names
@@ -23,7 +23,7 @@ _ProcessGroup: Any = dist.ProcessGroup  # its stubs know neither its overloads n
 _Started = TypeVar("_Started", Job, Message)
 
 
-class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
+class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
     """A process group; collective calls must come in the same order on all its ranks.
 
     `timeout` is how long a collective operation may go without moving a byte and, as with gloo, how long a message may
@@ -241,25 +241,9 @@ class BaguaNetGroup(_ProcessGroup):  # type: ignore[misc]
         """Set the time-out of operations that start from now on."""
         self._timeout = self._lane.patience = timeout.total_seconds()
 
-    @property
-    def settings(self) -> dict[str, int]:
-        """The keys of `choices` as the environment sets them for the next group."""
-        return environment.tuned()
-
-    @property
-    def choices(self) -> dict[str, range]:
-        """What can be tuned, and to which values."""
-        return environment.CHOICES
-
-    def variables(self, settings: Mapping[str, int]) -> dict[str, str]:
-        """Environment variables with which a group has these settings."""
-        return environment.of_tuned(settings)
-
-    def report(self, peer: int) -> list[dict[str, float]]:
-        """Counters of the streams to a rank, of the messages' only if there were any; see cpp/core/report.h."""
-        messages = self._native.report(peer, lane=1)
-        carried = any(stream["bytes_sent"] or stream["bytes_received"] for stream in messages)
-        return [*self._native.report(peer), *(messages if carried else [])]
+    def report(self, peer: int, lane: int = 0) -> list[dict[str, float]]:
+        """Counters of the streams to a rank, see cpp/core/report.h; lane 0 is the collectives', 1 the messages'."""
+        return self._native.report(peer, lane)
 
     def getBackendName(self) -> str:
         """The name under which it is registered."""

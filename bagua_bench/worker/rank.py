@@ -70,7 +70,7 @@ def train(cell: Cell, progress: Progress) -> Result | None:
         if task.sync_bn:
             model = synchronize_batch_norms(model, comm)
         how = perform if emulation is None else emulation.perform
-        trace = Trace(device, lambda: environment.streams(transport) or comm.streams()) if run.trace else None
+        trace = Trace(device, lambda: environment.streams(transport) or comm.every_stream()) if run.trace else None
         with make_trainer(cell, model, task.optimizer(model), comm, how, trace) as trainer:
             memory.trim()  # the parameters have moved into buckets
             with nullcontext() if emulation is None else emulation.attached(trainer):

@@ -103,7 +103,8 @@ def test_a_trace_shows_what_the_streams_carry(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     [record] = recorded(tmp_path)
     [path] = tmp_path.rglob("traces/*.json")
-    counters = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "C" and e["pid"] == 0]
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "C" and e["pid"] == 0]
+    counters = [event for event in events if event["name"].startswith("MB/s")]  # busy cores also send segments again
     assert {event["name"] for event in counters} == {"MB/s to rank 1"}
     carried = sum(
         (later["ts"] - one["ts"]) * sum(one["args"].values())

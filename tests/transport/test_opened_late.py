@@ -16,11 +16,11 @@ import torch.distributed as dist
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.transport.native import Group
 from tests.ranks import outcomes, run
-from tests.transport import test_torch
+from tests.transport import test_torch, test_torch_failures
 
 pytestmark = pytest.mark.usefixtures("built")
 
-LIMIT = 3.0  # seconds, of the groups whose time-out counts
+LIMIT = test_torch_failures.LIMIT
 
 
 def _late_group(eager: int = 0, **options: Any) -> Any:
@@ -31,6 +31,12 @@ def _late_group(eager: int = 0, **options: Any) -> Any:
 def _partners(group: Any, comm: TorchComm) -> list[int]:
     """Ranks to which there is a connection for collectives."""
     return [peer for peer in range(comm.size) if peer != comm.rank and group.report(peer)]
+
+
+def _in_late_groups(comm: TorchComm, body: Callable[[TorchComm], Any]) -> Any:
+    """What a body returns that makes its groups itself."""
+    os.environ["BAGUA_NET_EAGER"] = "0"
+    return body(comm)
 
 
 def _in_late_group(comm: TorchComm, body: Callable[..., None], *args: Any) -> None:
@@ -134,21 +140,25 @@ def test_a_rank_that_died_before_it_was_needed_is_an_error_at_once(dies: int) ->
     assert f"rank {dies} is gone" in text
 
 
-def _leaves(comm: TorchComm) -> float:
-    """The higher rank ends at whatever point of the lower one's first call it happens to be."""
+def _dies(comm: TorchComm, dies: int) -> float:
+    """A rank ends at whatever point of its peers' first calls it happens to be."""
     group = _late_group(timeout=timedelta(seconds=60))
     dist.barrier()
-    if comm.rank == 1:
+    if comm.rank == dies:
         os._exit(1)
     began = time.monotonic()
     with pytest.raises(RuntimeError):
-        dist.all_reduce(torch.ones(100_000), group=group)
+        for _ in range(3):
+            dist.all_reduce(torch.ones(100_000), group=group)
     return time.monotonic() - began
 
 
-def test_a_rank_that_dies_while_it_is_called_is_an_error_soon() -> None:
-    seconds = [outcomes("bagua_net", 2, _leaves)[0] for _ in range(8)]
-    assert all(isinstance(one, float) and one < 3.0 for one in seconds), seconds
+@pytest.mark.parametrize(("size", "dies", "times"), [(2, 1, 8), (2, 0, 3), (6, 3, 2)])
+def test_a_death_while_connections_are_opened_is_noticed_by_all(size: int, dies: int, times: int) -> None:
+    for _ in range(times):
+        survivors = outcomes("bagua_net", size, _dies, dies)
+        del survivors[dies]
+        assert all(isinstance(seconds, float) and seconds < 3.0 for seconds in survivors), survivors
 
 
 def _waits_for_anyone(comm: TorchComm) -> float:
@@ -185,36 +195,5 @@ def test_nothing_is_left_of_a_group_that_did_not_come_together(monkeypatch: pyte
         group.close()
 
 
-def _absent(comm: TorchComm) -> float:
-    group = _late_group(timeout=timedelta(seconds=LIMIT))
-    took = 0.0
-    if comm.rank == 0:
-        began = time.monotonic()
-        with pytest.raises(RuntimeError, match="timed out"):
-            dist.all_reduce(torch.ones(10), group=group)
-        took = time.monotonic() - began
-    dist.barrier()  # over gloo: the others live
-    return took
-
-
 def test_a_rank_that_does_not_come_is_a_time_out() -> None:
-    assert 0.9 * LIMIT < run("bagua_net", 3, _absent)[0] < 2.5 * LIMIT
-
-
-def _died_in_between(comm: TorchComm) -> float:
-    """A failure spreads to ranks that are about to open their first connection to one that has given up."""
-    group = _late_group(timeout=timedelta(seconds=60))
-    dist.barrier()
-    if comm.rank == 3:
-        os._exit(1)
-    began = time.monotonic()
-    with pytest.raises(RuntimeError):
-        for _ in range(3):
-            dist.all_reduce(torch.ones(100_000), group=group)
-    return time.monotonic() - began
-
-
-def test_a_death_is_noticed_by_all() -> None:
-    survivors = outcomes("bagua_net", 6, _died_in_between)
-    del survivors[3]
-    assert all(isinstance(seconds, float) and seconds < 3.0 for seconds in survivors), survivors
+    assert 0.9 * LIMIT < run("bagua_net", 3, _in_late_groups, test_torch_failures._late)[0] < 2.5 * LIMIT

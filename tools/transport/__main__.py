@@ -65,6 +65,20 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--strangers", type=int, default=1000)
     one.add_argument("--chunks", type=int, default=300)
     one.set_defaults(run=_sanitize)
+    _commands_of_groups(commands)
+    one = commands.add_parser("soak", help="many faults, hostile connections and bytes, checked")
+    _plugin_options(one)
+    one.add_argument("--faults", type=int, default=200)
+    one.add_argument("--strangers", type=int, default=10_000)
+    one.add_argument("--chunks", type=int, default=2_000, help="peers that send malformed chunks")
+    one.add_argument("--total", default="10GB", help="bytes of random messages compared (default %(default)s)")
+    one.add_argument("--seed", type=int, default=1)
+    one.add_argument("--json", type=Path, help="write the outcome to this file")
+    one.set_defaults(run=_soak)
+    return parser
+
+
+def _commands_of_groups(commands: Any) -> None:
     one = commands.add_parser("outages", help="outages shorter than the time-out of a group of ranks; needs root")
     one.add_argument("--timeouts", default="2,5,10,30", help="seconds (default %(default)s)")
     one.add_argument("--shares", default="0.5,0.8,0.95", help="of the time-out that outages last (default %(default)s)")
@@ -83,16 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--rounds", type=int, default=3)
     one.add_argument("--json", type=Path, help="write the outcome to this file")
     one.set_defaults(run=_crowd)
-    one = commands.add_parser("soak", help="many faults, hostile connections and bytes, checked")
-    _plugin_options(one)
-    one.add_argument("--faults", type=int, default=200)
-    one.add_argument("--strangers", type=int, default=10_000)
-    one.add_argument("--chunks", type=int, default=2_000, help="peers that send malformed chunks")
-    one.add_argument("--total", default="10GB", help="bytes of random messages compared (default %(default)s)")
-    one.add_argument("--seed", type=int, default=1)
-    one.add_argument("--json", type=Path, help="write the outcome to this file")
-    one.set_defaults(run=_soak)
-    return parser
 
 
 def _plugin_options(parser: argparse.ArgumentParser) -> None:
