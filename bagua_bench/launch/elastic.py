@@ -27,7 +27,7 @@ from bagua_bench.results.result import Result
 _POLL = 0.1  # seconds
 _GRACE = 5.0  # seconds that agents have to end after the last step
 _LAST_CALL = 10  # seconds for which agents wait for more of them; on a busy machine they come unequally late
-_FIRST_CALL = 30.0  # seconds for which ranks wait with the first step of all until nobody is missing
+_FIRST_CALL = 180.0  # seconds for which ranks wait with the first step of all while a server that runs is missing
 _BEAT, _BEATS = 2, 4  # seconds between signs of life of an agent, and how many may be missing
 _KEEPER = 180.0  # seconds in which the store must be there; on a busy machine importing torch takes long
 _JOIN = 60.0  # seconds, beyond the run's time-out, for which agents wait until they are enough

@@ -37,7 +37,7 @@ def test_a_server_that_is_lost_and_comes_back(tmp_path: Path) -> None:
     [record] = recorded(tmp_path)
     found = record["result"]["elastic"]
     ranks = [life["ranks"] for life in found["lives"]]
-    assert (ranks[0], min(ranks), ranks[-1]) == (3, 2, 3)
+    assert (ranks[0], min(ranks), ranks[-1]) == (3, 2, 3), found
     events = [event["event"] for event in found["interruptions"] if event["event"] != "a rank failed"]
     assert events == ["server 1 is lost", "server 1 is back"]
     assert found["lives"][0]["first"] == 1 and found["lives"][-1]["last"] == 200
@@ -58,8 +58,9 @@ def test_servers_of_an_emulated_network_are_lost_the_first_one_too(tmp_path: Pat
                  "network.bandwidth=1gbit", "network.latency=1ms", "elastic.outages=[0@8-40]")  # fmt: skip
     assert done.returncode == 0, done.stderr
     [record] = recorded(tmp_path)
-    ranks = [life["ranks"] for life in record["result"]["elastic"]["lives"]]
-    assert (ranks[0], min(ranks), ranks[-1]) == (3, 2, 3)
+    found = record["result"]["elastic"]
+    ranks = [life["ranks"] for life in found["lives"]]
+    assert (ranks[0], min(ranks), ranks[-1]) == (3, 2, 3), found
     assert record["network"]["measured"]["before"]
     assert cleared() == before
 
