@@ -14,7 +14,7 @@ from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.figures import rates, settings, style
 from bagua_bench.results import stats
-from bagua_bench.results.records import Record, cell_of, cells_of, comparable
+from bagua_bench.results.records import Record, bytes_sent, cell_of, cells_of, comparable
 
 
 class Quantity(NamedTuple):
@@ -68,7 +68,6 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
         steps = [samples / rate for rate in values]
         low, high = stats.mean_interval(steps)
         base = cells.get((x, facts.baseline(), way)) or cells.get((x, facts.baseline(), settings.DEFAULTS), [])
-        sent = [sum(rank.values()) for r in group for rank in r["result"]["bytes_per_step"]]
         factor = cell_of(group[0]).shrink
         rows.append(
             {
@@ -85,7 +84,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
                 "samples_per_second": float(np.mean(values)),
                 "ratio_to_ddp": float(np.mean(values) / np.mean(rates.of(base))) if base else None,
                 **rates.compared(group, base, facts.baseline(), noises[(x,)]),
-                "megabytes_per_step_and_rank": float(np.mean(sent)) / 1e6 * factor,
+                "megabytes_per_step_and_rank": float(np.mean([bytes_sent(r) for r in group])) / 1e6 * factor,
                 "staleness_steps": rates.staleness(group),
                 "flags": sum(len((r["network"]["measured"] or {}).get("flags", ())) for r in group),
             }

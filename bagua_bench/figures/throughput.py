@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from bagua_bench.configuration import facts
 from bagua_bench.figures import rates, settings, style
 from bagua_bench.results import stats
-from bagua_bench.results.records import Record, comparable
+from bagua_bench.results.records import Record, bytes_sent, comparable
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
@@ -26,14 +26,13 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     rows = []
     for (algo, way), group in cells.items():
         base = cells.get((facts.baseline(), way)) or cells.get((facts.baseline(), settings.DEFAULTS), [])
-        sent = [sum(rank.values()) for record in group for rank in record["result"]["bytes_per_step"]]
         rows.append(
             {
                 "algorithm": algo,
                 "settings": way,
                 **rates.row(group, facts.baseline(), base),
                 **rates.compared(group, base, facts.baseline(), noise),
-                "megabytes_per_step_and_rank": float(np.mean(sent)) / 1e6,
+                "megabytes_per_step_and_rank": float(np.mean([bytes_sent(record) for record in group])) / 1e6,
             }
         )
     return pd.DataFrame(rows)

@@ -174,10 +174,8 @@ def _row(record: Record, cell: Cell, names: dict[str, str]) -> list[Any]:
     if result is not None:
         low, high = result["throughput_interval"]
         step = sum(result["step_seconds"]) / len(result["step_seconds"])
-        sent = [sum(rank.values()) for rank in result["bytes_per_step"]]
-        weights = result.get("rank_counts") or [1] * len(sent)
-        mean = sum(s * w for s, w in zip(sent, weights, strict=True)) / sum(weights)
-        numbers = [result["throughput"], low, high, step, result["epoch_seconds"], mean / 1e6]
+        sent = records.bytes_sent(record)
+        numbers = [result["throughput"], low, high, step, result["epoch_seconds"], sent / 1e6]
     network = record["network"]["measured"]
     return [
         cell.task.name,

@@ -76,6 +76,14 @@ def disturbed(record: Record) -> list[str]:
     return list(found["flags"]) if found else []
 
 
+def bytes_sent(record: Record) -> float:
+    """Bytes that a rank sends in a step of a finished run, mean over the ranks; an entry may stand for several ranks."""
+    result = record["result"]
+    sent = [sum(rank.values()) for rank in result["bytes_per_step"]]
+    counts = result.get("rank_counts") or [1] * len(sent)
+    return float(sum(each * count for each, count in zip(sent, counts, strict=True)) / sum(counts))
+
+
 def cell_of(record: Record) -> Cell:
     """The cell that was run. ValueError, one line, for an invalid configuration."""
     return Cell.from_json(record["config"])

@@ -38,8 +38,9 @@ def for_torch(streams: int, chunk: int | None = None) -> dict[str, str]:
 
 
 def tuned() -> dict[str, int]:
-    """The keys of `CHOICES` as the environment sets them, rounded down."""
-    return {key: int(float(os.environ.get(*named))).bit_length() - 1 for key, named in _VARIABLES.items()}
+    """The keys of `CHOICES` as the environment sets them, rounded down; the default where the transport chooses."""
+    found = {key: os.environ.get(*named).replace("auto", named[1]) for key, named in _VARIABLES.items()}
+    return {key: int(float(value)).bit_length() - 1 for key, value in found.items()}
 
 
 def of_tuned(settings: Mapping[str, int]) -> dict[str, str]:

@@ -21,6 +21,7 @@ _REMOTE = 6
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "open": (_P, [_I, _I, _P, _P, _Z]),
     "join": (_I, [_P, _P, _L]),
+    "arrange": (_I, [_P, _P, _P, _I]),
     "close": (None, [_P]),
     "abort": (None, [_P]),
     "error": (None, [_P, _P, _Z]),
@@ -86,6 +87,19 @@ class Group:
     def join(self, handles: Sequence[bytes], timeout: float) -> None:
         """Connect to all ranks; collective. `handles` in order of rank, `timeout` in seconds."""
         self._check("join", self._lib.bagua_net_join(self._group, b"".join(handles), _ns(timeout)))
+
+    def arrange(self, line: Sequence[int], pairs: Sequence[int], ring: bool = False) -> None:
+        """Let collectives go through the ranks in these orders, which must be the same on all ranks.
+
+        line: of rings and chains. pairs: of halving and doubling, in which ranks are partners whose places differ in
+        one bit. ring: all-reduces go along a ring even where the number of ranks allows halving. ValueError if one of
+        them is not an order of all ranks.
+        """
+        for name, order in (("line", line), ("pairs", pairs)):
+            if sorted(order) != list(range(self.size)):
+                raise ValueError(f"bagua_net: {name}={list(order)}: allowed: each of {self.size} ranks once")
+        orders = ((_I * self.size)(*line), (_I * self.size)(*pairs))
+        self._check("arrange", self._lib.bagua_net_arrange(self._group, *orders, ring))
 
     def close(self) -> None:
         """Close all connections; nothing may be pending."""

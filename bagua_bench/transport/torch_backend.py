@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bagua_bench.transport import order
 from bagua_bench.transport.lane import Lane
 from bagua_bench.transport.native import ANY, NAME, Group, Piece, announce
 from bagua_bench.transport.tensors import DTYPES, Dense, as_real, numbers_of
@@ -36,15 +37,18 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         self._timeout = timeout.total_seconds()
         self._own_name = ""
         self._batch: list[Job | Message] | None = None  # what was started since a batch began
+        measured, how = order.wanted(), ""
         self._native = Group(rank, size)
         try:
             store.set(f"{NAME}/{rank}", self._native.handle)
             self._native.join([bytes(store.get(f"{NAME}/{r}")) for r in range(size)], self._timeout)
+            if measured and (found := order.settle(self._native, self._timeout)):
+                how = f"; {found}"
         except BaseException:
             self._native.close()
             raise
         if rank == 0:
-            announce(f"{NAME} in use: {size} ranks, {self._native.describe()}")
+            announce(f"{NAME} in use: {size} ranks, {self._native.describe()}{how}")
         self._lane = Lane(self._native.close, self._native.abort, self._timeout)
         self._end = weakref.finalize(self, self._lane.end)
 

@@ -56,6 +56,14 @@ def test_table() -> None:
     assert data.loc["ddp", "megabytes_per_step_and_rank"] == 15e-6
 
 
+def test_bytes_are_a_mean_over_ranks_also_where_an_entry_stands_for_several() -> None:
+    found = campaign({"ddp": [10.0]})
+    found[0]["result"]["bytes_per_step"] = [{"flat": 8e6, "inter": 4e6}, {"flat": 8e6, "inter": 0.0}]
+    assert throughput.table(found).loc[0, "megabytes_per_step_and_rank"] == 10.0
+    found[0]["result"]["rank_counts"] = [1, 7]
+    assert throughput.table(found).loc[0, "megabytes_per_step_and_rank"] == 8.5
+
+
 def test_unlike_records_are_refused() -> None:
     found = campaign(RATES)
     found[0]["config"]["task"]["batch"] = 99

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import signal
 import sys
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from bagua_bench import libraries
 from bagua_bench.configuration import units
 from bagua_bench.network.commands import NetworkError
-from tools.transport import bench, compiled, crowd, faults, measure, outages, sanitize, shaped, siege, torch_cases
+from tools.transport import bench, compiled, faults, measure, of_groups, sanitize, shaped, siege
 from tools.transport.bench import Plugin
+from tools.transport.of_groups import write
 from tools.transport.pair import HarnessError, Pair
 
 
@@ -65,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--strangers", type=int, default=1000)
     one.add_argument("--chunks", type=int, default=300)
     one.set_defaults(run=_sanitize)
-    _commands_of_groups(commands)
+    of_groups.add(commands)
     one = commands.add_parser("soak", help="many faults, hostile connections and bytes, checked")
     _plugin_options(one)
     one.add_argument("--faults", type=int, default=200)
@@ -76,27 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--json", type=Path, help="write the outcome to this file")
     one.set_defaults(run=_soak)
     return parser
-
-
-def _commands_of_groups(commands: Any) -> None:
-    one = commands.add_parser("outages", help="outages shorter than the time-out of a group of ranks; needs root")
-    one.add_argument("--timeouts", default="2,5,10,30", help="seconds (default %(default)s)")
-    one.add_argument("--shares", default="0.5,0.8,0.95", help="of the time-out that outages last (default %(default)s)")
-    one.add_argument("--json", type=Path, help="write the outcome to this file")
-    one.set_defaults(run=_outages)
-    one = commands.add_parser(
-        "torch-cases", help="torch's own test cases of process groups, on this and other backends"
-    )
-    one.add_argument("--backends", default="gloo,bagua_net", help="the first is the standard (default %(default)s)")
-    one.add_argument("--ranks", type=int, default=8)
-    one.add_argument("--only", default="", metavar="TEXT", help="cases whose names contain this")
-    one.add_argument("--json", type=Path, help="write the outcome of every case to this file")
-    one.set_defaults(run=_torch_cases)
-    one = commands.add_parser("crowd", help="what it takes to set up groups of many ranks")
-    one.add_argument("--ranks", default="8,32,128", help="sizes of the groups (default %(default)s)")
-    one.add_argument("--rounds", type=int, default=3)
-    one.add_argument("--json", type=Path, help="write the outcome to this file")
-    one.set_defaults(run=_crowd)
 
 
 def _plugin_options(parser: argparse.ArgumentParser) -> None:
@@ -130,57 +107,6 @@ def _measure(options: argparse.Namespace) -> int:
     return 0
 
 
-def _outages(options: argparse.Namespace) -> int:
-    if reason := shaped.unavailable():
-        raise ValueError(reason)
-    timeouts, shares = ([float(x) for x in text.split(",")] for text in (options.timeouts, options.shares))
-    found = []
-    for outage in outages.table(timeouts, shares):
-        found.append(outage)
-        print(outage, flush=True)
-    outcome = {"command": sys.argv[1:], "kernel": platform.release(), "outages": [asdict(outage) for outage in found]}
-    _write(options.json, outcome)
-    return 0 if all(outage.survived for outage in found) else 1
-
-
-def _crowd(options: argparse.Namespace) -> int:
-    sizes = [int(text) for text in options.ranks.split(",")]
-    found = []
-    for _ in range(options.rounds):
-        for size in sizes:
-            for opened in crowd.OPEN:
-                found.append(crowd.gather(size, opened))
-                print(found[-1], flush=True)
-    table = Table("ranks", "opened", "set-up", "first", "later", "sockets", "threads", "memory")
-    for one in crowd.typical(found):
-        seconds = (f"{value:.3g} s" for value in (one.joined, one.first, one.usual))
-        table.add_row(
-            str(one.ranks), one.opened, *seconds, str(one.sockets), str(one.threads), f"{one.memory / 1e6:.3g} MB"
-        )
-    Console().print(table)
-    _write(options.json, {"command": sys.argv[1:], "kernel": platform.release(), "crowds": [asdict(c) for c in found]})
-    return 0
-
-
-def _torch_cases(options: argparse.Namespace) -> int:
-    backends, found = options.backends.split(","), []
-    for backend in backends:
-        for outcome in torch_cases.run(backend, options.ranks, options.only):
-            found.append(outcome)
-            print(f"{backend} {outcome.case}: {outcome.what} {outcome.reason}".rstrip(), flush=True)
-    table = Table("backend", "outcome", "cases", "why")
-    for backend in backends:
-        for what in (torch_cases.PASSED, torch_cases.SKIPPED, torch_cases.FAILED):
-            for reason, number in torch_cases.reasons(found, backend, what):
-                table.add_row(backend, what, str(number), escape(reason))
-    Console().print(table)
-    cases: dict[str, dict[str, str]] = {}
-    for one in found:
-        cases.setdefault(one.case, {})[one.backend] = f"{one.what}: {one.reason}" if one.reason else one.what
-    _write(options.json, {"command": sys.argv[1:], "torch": version("torch"), "cases": cases})
-    return 1 if any(torch_cases.worse(found, backend, backends[0]) for backend in backends[1:]) else 0
-
-
 def _bench(options: argparse.Namespace) -> int:
     plugin, harness = _plugin(options), compiled.harness()
     sizes = [int(units.parse("--sizes", text, units.BYTES)) for text in options.sizes.split(",")]
@@ -198,7 +124,7 @@ def _bench(options: argparse.Namespace) -> int:
         found = list(bench.streams(harness, plugin, messages, rates, options.rounds, options.idle, veth))
     rows = bench.summary(found)
     _print(rows, shaped.payload_rate(rates) if rates else None)
-    _write(options.json, {"command": sys.argv[1:], "samples": [asdict(s) for s in found], "summary": rows})
+    write(options.json, {"command": sys.argv[1:], "samples": [asdict(s) for s in found], "summary": rows})
     return 0
 
 
@@ -216,12 +142,6 @@ def _print(rows: list[dict[str, Any]], ideal: float | None) -> None:
             f"{row['p99'] * 1e6:.1f} us" if row["p99"] else "",
         )
     Console().print(table)
-
-
-def _write(path: Path | None, content: dict[str, Any]) -> None:
-    if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _soak(options: argparse.Namespace) -> int:
@@ -248,7 +168,7 @@ def _soak(options: argparse.Namespace) -> int:
         "malformed_chunks": asdict(chunks),
         "integrity": integrity,
     }
-    _write(options.json, outcome)
+    write(options.json, outcome)
     return 0 if good else 1
 
 

@@ -5,7 +5,7 @@ It measures the group of ranks behind the torch backend, whose callers wait, as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from bagua_bench import libraries
 from bagua_bench.configuration.network_shape import LINUX_WINDOW, Link, Shape
 from bagua_bench.network import machine, star
+from bagua_bench.network.topology import Host
 from tools.transport import bench, compiled
 from tools.transport.bench import PLAIN, Sample
 from tools.transport.pair import GROUP, Pair
@@ -42,17 +43,27 @@ def run(rounds: int) -> dict[str, Any]:
 
 
 def _transfers(backend: str, control: str, loss: float, count: int, rounds: int) -> Iterator[Sample]:
-    """New connections for every pair; each of the two goes first in turn."""
-    plan: dict[str, Any] = {"size": _SIZE, "window": _WINDOW, "count": count, "patience": 120.0}
     link = Link(RATE, DELAY, 0.0, loss)
     with star.up(Shape((link, link), backend, control, LINUX_WINDOW, _CONNECTIONS, 0)) as network:
         a, b = network.hosts
-        plugin = (compiled.harness(), libraries.plugin(), GROUP)
-        variables = {"NCCL_SOCKET_IFNAME": a.interface, "BAGUA_NET_STREAMS": _STREAMS}
-        for number in range(rounds):
+        yield from transfers(a, b, {_STREAMS: count, PLAIN: count}, rounds, _SIZE, _WINDOW)
+
+
+def transfers(a: Host, b: Host, counts: Mapping[str, int], rounds: int, size: int, window: int) -> Iterator[Sample]:
+    """Messages from one host to the other, so many by each way, in new connections; in each round another way is first.
+    A way is PLAIN, or what BAGUA_NET_STREAMS is to be."""
+    plugin, ways = (compiled.harness(), libraries.plugin(), GROUP), list(counts)
+    for number in range(rounds):
+        first = number % len(ways)
+        for way in (*ways[first:], *ways[:first]):
+            streams = _STREAMS if way == PLAIN else way
+            variables = {"NCCL_SOCKET_IFNAME": a.interface, "BAGUA_NET_STREAMS": streams}
+            plan: dict[str, Any] = {"size": size, "window": window, "count": counts[way], "patience": 120.0}
             with Pair(*plugin, variables, (a.prefix, b.prefix)) as pair:
-                pair.link()
-                pair.link_plain(b.address)
-                transfers = [("bagua-net", pair.stream), (PLAIN, pair.plain_stream)]
-                for name, transfer in transfers[:: 1 if number % 2 == 0 else -1]:
-                    yield bench.sample(name, _SIZE, _WINDOW, number, transfer(**plan))
+                if way == PLAIN:
+                    pair.link_plain(b.address)
+                    moved = pair.plain_stream(**plan)
+                else:
+                    pair.link()
+                    moved = pair.stream(**plan)
+                yield bench.sample(way, size, window, number, moved)

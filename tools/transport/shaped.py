@@ -81,6 +81,49 @@ def pair(links: int = 1, probe: bool = False) -> Iterator[tuple[Site, Site]]:
                 _run("ip", "netns", "delete", site.namespace)
 
 
+@contextmanager
+def star(count: int) -> Iterator[list[Site]]:
+    """So many sites around a router; they are deleted on leaving. Packets from one to another pass the router."""
+    tag = f"bb{os.getpid()}s"
+    router = Site(f"{tag}r", "", "")
+    sites = [Site(f"{tag}{k}", "bb0", f"10.97.{k}.2") for k in range(count)]
+    try:
+        for site in (router, *sites):
+            _run("ip", "netns", "add", site.namespace)
+            site.run("ip", "link", "set", "lo", "up")
+        router.run("sysctl", "-qw", "net.ipv4.ip_forward=1")
+        for k, site in enumerate(sites):
+            ends = ("bb0", "type", "veth", "peer", "name", f"bb{k}", "netns", router.namespace)
+            _run("ip", "-n", site.namespace, "link", "add", *ends)
+            for where, link, own in ((site, "bb0", site.address), (router, f"bb{k}", f"10.97.{k}.1")):
+                where.run("ip", "address", "add", f"{own}/24", "dev", link)
+                where.run("ip", "link", "set", link, "up")
+            site.run("ip", "route", "add", "default", "via", f"10.97.{k}.1")
+            site.run("sysctl", "-qw", f"net.ipv4.tcp_congestion_control={CONGESTION}")
+        await_carrier(sites)
+        yield sites
+    finally:
+        for site in (router, *sites):
+            if Path("/run/netns", site.namespace).exists():
+                _run("ip", "netns", "delete", site.namespace)
+
+
+def limit_towards(site: Site, rates: dict[str, float]) -> None:
+    """Limit what a site sends to each of these addresses, bit/s; what goes elsewhere is not limited."""
+    lines = [
+        f"qdisc add dev {site.interface} root handle 1: htb default 1",
+        f"class add dev {site.interface} parent 1: classid 1:1 htb rate {_FAST} burst 4m cburst 4m",
+    ]
+    for number, (address, rate) in enumerate(rates.items(), 2):
+        limit = f"rate {rate:.0f}bit burst 64k cburst 64k"
+        lines += [
+            f"class add dev {site.interface} parent 1: classid 1:{number:x} htb {limit}",
+            f"filter add dev {site.interface} parent 1: protocol ip u32 match ip dst {address}/32 flowid 1:{number:x}",
+        ]
+    command = [*site.prefix, "tc", "-batch", "-"]
+    subprocess.run(command, check=True, input="\n".join(lines), text=True, capture_output=True)
+
+
 def await_carrier(sites: Sequence[Site], links: int = 1) -> None:
     """Wait for the links: the kernel reports a new one only a moment after it is up."""
     end = time.monotonic() + 5

@@ -42,23 +42,24 @@ struct Ring {
         per_block = std::max<size_t>(1, (block + slice - 1) / slice);
     }
     size_t begin(int block) const { return bytes / unit * size_t(block) / size_t(mesh.size) * unit; }
-    int around(int block) const { return (block % mesh.size + mesh.size) % mesh.size; }
-    Slice at(int block, size_t k) const {
+    // Slice k of the block of the rank on this seat.
+    Slice at(int seat, size_t k) const {
+        const int block = mesh.line.at(seat);
         const size_t from = std::min(begin(block) + k * slice, begin(block + 1));
         const size_t to = k + 1 == per_block ? begin(block + 1) : std::min(from + slice, begin(block + 1));
         return {data + from, to - from};
     }
 
     // In `reducing` steps incoming data is combined with what is here; in the `passing` steps after them it overwrites
-    // that. The block that a rank sends first is its own number plus `shift`.
+    // that. The block that a rank sends first is that of the rank `shift` seats on.
     Status run(int reducing, int passing, int shift, Elements e) {
         const size_t steps = size_t(reducing + passing);
         const auto block = [&](size_t i, int back) {
-            return around(mesh.rank + shift - back - int(i / per_block));
+            return mesh.line.of(mesh.rank) + shift - back - int(i / per_block);
         };
         Pipeline p;
-        p.to = around(mesh.rank + 1);
-        p.from = around(mesh.rank - 1);
+        p.to = mesh.line.at(mesh.line.of(mesh.rank) + 1);
+        p.from = mesh.line.at(mesh.line.of(mesh.rank) - 1);
         p.receives = p.sends = steps * per_block;
         p.outgoing = [&](size_t i) { return at(block(i, 0), i % per_block); };
         p.needs = [&](size_t i) { return i < per_block ? 0 : i - per_block + 1; };
@@ -75,34 +76,35 @@ Status in_few_steps(Mesh& mesh, void* data, size_t count, Elements e) {
     int whole = 1;
     while (2 * whole <= mesh.size) whole *= 2;
     const int extra = mesh.size - whole;
-    if (mesh.rank >= whole) {
-        const int partner = mesh.rank - whole;
+    const int seat = mesh.pairs.of(mesh.rank);
+    if (seat >= whole) {
+        const int partner = mesh.pairs.at(seat - whole);
         if (Status s = mesh.move({{partner, true, data, bytes}}); !s) return s;
         return mesh.move({{partner, false, data, bytes}});
     }
-    if (mesh.rank < extra) {
-        if (Status s = mesh.move({{mesh.rank + whole, false, other, bytes}}); !s) return s;
+    if (seat < extra) {
+        if (Status s = mesh.move({{mesh.pairs.at(seat + whole), false, other, bytes}}); !s) return s;
         combine(data, other, count, e.type, e.op);
     }
     for (int distance = 1; distance < whole; distance *= 2) {
-        const int partner = mesh.rank ^ distance;
+        const int partner = mesh.pairs.at(seat ^ distance);
         const std::vector<Transfer> both = {{partner, false, other, bytes}, {partner, true, data, bytes}};
         if (Status s = mesh.move(both); !s) return s;
-        // The lower rank's part goes first on both sides, so that even NaNs come out the same everywhere.
-        if (partner < mesh.rank) {
+        // The lower seat's part goes first on both sides, so that even NaNs come out the same everywhere.
+        if (seat & distance) {
             combine(other, data, count, e.type, e.op);
             std::memcpy(data, other, bytes);
         } else {
             combine(data, other, count, e.type, e.op);
         }
     }
-    if (mesh.rank < extra) return mesh.move({{mesh.rank + whole, true, data, bytes}});
+    if (seat < extra) return mesh.move({{mesh.pairs.at(seat + whole), true, data, bytes}});
     return {};
 }
 
 // Recursive halving and doubling (Rabenseifner): halves of what a rank still has to reduce go to partners at distances
 // 1, 2, 4 ..., the results come back the other way round. As many bytes as a ring, but 2 log2(n) steps instead of
-// 2 (n - 1), over more connections, and the largest parts go to the nearest ranks, which a launcher puts on the same
+// 2 (n - 1), over more connections, and the largest parts go to the nearest seats, which a launcher puts on the same
 // server: between two servers of two ranks each, a third fewer bytes. For powers of two only.
 struct Halving {
     Mesh& mesh;
@@ -116,13 +118,13 @@ struct Halving {
 
     static bool suits(int ranks) { return ranks > 2 && (ranks & (ranks - 1)) == 0; }
 
-    // Reduce `all` among the ranks whose numbers differ in the bit `distance` or in higher ones.
+    // Reduce `all` among the ranks whose seats differ in the bit `distance` or in higher ones.
     Status run(Part all, int distance) {
         if (distance == mesh.size) return {};
         const Part lower{all.first, all.count / 2}, upper{all.first + all.count / 2, all.count - all.count / 2};
-        const bool above = mesh.rank & distance;
+        const bool above = mesh.pairs.of(mesh.rank) & distance;
         const Part own = above ? upper : lower, theirs = above ? lower : upper;
-        const int partner = mesh.rank ^ distance;
+        const int partner = mesh.pairs.at(mesh.pairs.of(mesh.rank) ^ distance);
         if (Status s = exchange(partner, theirs, own, true); !s) return s;
         if (Status s = run(own, 2 * distance); !s) return s;
         return exchange(partner, own, theirs, false);
@@ -167,8 +169,8 @@ Status gather_in_few_steps(Mesh& mesh, const std::vector<void*>& blocks, size_t 
 Pipeline chain(Mesh& mesh, int place, bool forward, size_t slices) {
     Pipeline p;
     const int step = forward ? 1 : mesh.size - 1;
-    p.to = (mesh.rank + step) % mesh.size;
-    p.from = (mesh.rank + mesh.size - step) % mesh.size;
+    p.to = mesh.line.at(mesh.line.of(mesh.rank) + step);
+    p.from = mesh.line.at(mesh.line.of(mesh.rank) - step);
     p.receives = place > 0 ? slices : 0;
     p.sends = place < mesh.size - 1 ? slices : 0;
     p.needs = [place](size_t i) { return place > 0 ? i + 1 : 0; };
@@ -184,7 +186,7 @@ Status all_reduce(Mesh& mesh, void* data, size_t count, Elements e) {
         Status s;
         if (small)
             s = in_few_steps(mesh, data, count, e);
-        else if (Halving::suits(mesh.size))
+        else if (Halving::suits(mesh.size) && !mesh.ring)
             s = Halving{mesh, static_cast<unsigned char*>(data), unit, e}.run({0, count}, 1);
         else
             s = Ring(mesh, data, count * unit, unit).run(mesh.size - 1, mesh.size - 1, 0, e);
@@ -218,7 +220,7 @@ Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes) {
     }
     const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
     const auto at = [&](size_t i, int back) {
-        const int block = (mesh.rank - back - int(i / slices) + 2 * mesh.size) % mesh.size;
+        const int block = mesh.line.at(mesh.line.of(mesh.rank) - back - int(i / slices));
         const size_t from = i % slices * slice;
         return Slice{static_cast<unsigned char*>(blocks[size_t(block)]) + from, std::min(slice, bytes - from)};
     };
@@ -236,7 +238,7 @@ Status broadcast(Mesh& mesh, void* data, size_t bytes, int root) {
     const auto at = [&](size_t i) {
         return Slice{static_cast<unsigned char*>(data) + i * slice, std::min(slice, bytes - i * slice)};
     };
-    Pipeline p = chain(mesh, (mesh.rank - root + mesh.size) % mesh.size, true, slices);
+    Pipeline p = chain(mesh, (mesh.line.of(mesh.rank) - mesh.line.of(root) + mesh.size) % mesh.size, true, slices);
     p.outgoing = at;
     p.incoming = [&](size_t i, size_t) { return at(i); };
     p.arrived = [](size_t, const Slice&) {};
@@ -247,7 +249,7 @@ Status reduce(Mesh& mesh, void* data, size_t count, Elements e, int root) {
     const size_t unit = size_of(e.type), bytes = count * unit;
     const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
     const bool is_root = mesh.rank == root;
-    const int place = (root - 1 - mesh.rank + 2 * mesh.size) % mesh.size;  // the root is last
+    const int place = (mesh.line.of(root) - 1 - mesh.line.of(mesh.rank) + 2 * mesh.size) % mesh.size;  // the root is last
     unsigned char* scratch = mesh.scratch(Pipeline::kSlots * slice + (is_root ? 0 : bytes));
     unsigned char* partial = scratch + Pipeline::kSlots * slice;
     if (!is_root && bytes) std::memcpy(partial, data, bytes);

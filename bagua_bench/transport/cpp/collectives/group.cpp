@@ -1,10 +1,12 @@
 #include "group.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
 
 #include "../core/settings.h"
+#include "../core/tuning.h"
 #include "algorithms.h"
 #include "messages.h"
 #include "switchboard.h"
@@ -91,12 +93,29 @@ EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) 
     return finish(g, status);
 }
 
+EXPORT int bagua_net_arrange(void* group, const int* line, const int* pairs, int ring) {
+    Mesh& mesh = group_of(group).collectives;
+    for (const int* order : {line, pairs}) {
+        std::vector<int> sorted(order, order + mesh.size);
+        std::sort(sorted.begin(), sorted.end());
+        for (int rank = 0; rank < mesh.size; ++rank)
+            if (sorted[size_t(rank)] != rank) return int(Code::argument);
+    }
+    mesh.line = Seats({line, line + mesh.size});
+    mesh.pairs = Seats({pairs, pairs + mesh.size});
+    mesh.ring = ring != 0;
+    return 0;
+}
+
 EXPORT void bagua_net_describe(void* group, char* text, size_t room) {
     const Group& g = group_of(group);
     std::string names;
     for (const auto& i : g.interfaces) names += (names.empty() ? "" : ",") + i.name;
     const bool eager = g.collectives.size <= g.settings.eager;
-    copy_text(std::to_string(g.settings.streams) + " streams to every rank" +
+    const std::string streams = g.settings.streams == Settings::kAutomatic
+                                    ? std::to_string(Tuning::kFewestStreams) + " or more"
+                                    : std::to_string(g.settings.streams);
+    copy_text(streams + " streams to every rank" +
                   (eager ? "" : " that it talks with") + " over " + names + (g.settings.crc ? ", checksums on" : ""),
               text, room);
 }

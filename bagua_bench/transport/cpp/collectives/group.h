@@ -21,6 +21,9 @@ void* bagua_net_open(int rank, int size, void* handle, char* error, size_t room)
 // `handles` holds 128 bytes of every rank. Blocks until all are connected. Outages may last for the time-out, too,
 // unless BAGUA_NET_TIMEOUT says how long.
 int bagua_net_join(void* group, const void* handles, int64_t timeout_ns);
+// The orders in which rings and chains, and halving and doubling, go through the ranks: each of them once, and the same
+// on all. `ring`: all-reduces go along a ring even where halving is possible.
+int bagua_net_arrange(void* group, const int* line, const int* pairs, int ring);
 void bagua_net_close(void* group);
 // Makes everything that is pending in the group fail; from any thread.
 void bagua_net_abort(void* group);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <numeric>
 
 namespace bagua {
 
@@ -13,11 +14,19 @@ namespace {
 
 constexpr int64_t kNap = 100 * kMillisecond;  // the longest wait, after which the signs of life are checked
 
+std::vector<int> counted(int ranks) {
+    std::vector<int> all(static_cast<size_t>(ranks));
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+}
+
 }  // namespace
 
 Mesh::Mesh(int own, int ranks, std::function<void(int)> ask)
     : rank(own),
       size(ranks),
+      line(counted(ranks)),
+      pairs(counted(ranks)),
       ask_(std::move(ask)),
       peers_(size_t(ranks)),
       refused_(size_t(ranks)),

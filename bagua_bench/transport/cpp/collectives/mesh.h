@@ -22,6 +22,23 @@ struct Transfer {
     size_t size;
 };
 
+// An order of all ranks.
+class Seats {
+  public:
+    explicit Seats(std::vector<int> order) : order_(std::move(order)), seats_(order_.size()) {
+        for (size_t seat = 0; seat < order_.size(); ++seat) seats_[size_t(order_[seat])] = int(seat);
+    }
+    int of(int rank) const { return seats_[size_t(rank)]; }
+    // The rank on a seat; they go round, so that any number is one.
+    int at(int seat) const {
+        const int size = int(order_.size());
+        return order_[size_t((seat % size + size) % size)];
+    }
+
+  private:
+    std::vector<int> order_, seats_;
+};
+
 class Mesh {
   public:
     // `ask` is called once for every rank that is needed and not connected; an answer arrives as a delivery.
@@ -58,6 +75,12 @@ class Mesh {
     int64_t grace() const;
     // Make the user of the mesh give up; may be called from any thread.
     void abort() { aborted_ = true; }
+
+    // In which order collectives go through the ranks: rings and chains along `line`, halving and doubling by the bits of
+    // the seats in `pairs`. At first both are the ranks' own; all ranks must be given the same, between two operations.
+    // `ring`: all-reduces go along a ring, even where they could go by halving.
+    Seats line, pairs;
+    bool ring = false;
 
     // Memory that is kept from call to call, because fresh pages cost as much as sending them.
     unsigned char* scratch(size_t bytes);

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 
 #include "handshake.h"
+#include "tuning.h"
 
 namespace bagua {
 
@@ -26,14 +28,37 @@ Connector::Connector(const Settings& settings, const std::vector<Interface>& int
         last_ = {Code::usage, "no network interface to connect from"};
     else if (!random_bytes(id_, kId))
         last_ = {Code::system, "no random bytes: " + error_text(errno)};
+    else if (decided_ = settings.streams != Settings::kAutomatic; decided_)
+        open_legs(settings.streams);
     else
-        legs_.resize(size_t(std::clamp(settings.streams, 1, kMaxStreams)) + kOthers);
+        legs_.resize(1);
+}
+
+void Connector::open_legs(int streams) {
+    legs_.resize(size_t(std::clamp(streams, 1, kMaxStreams)) + kOthers);
+    decided_ = true;
+}
+
+void Connector::decide() {
+    double least = 1e9;
+    for (const Leg& leg : legs_) {
+        const double seconds = leg.state == State::connecting ? round_trip(leg.socket.fd()) : -1;
+        if (seconds < 0) return;
+        least = std::min(least, seconds);
+    }
+    if (legs_.size() == 1) {
+        legs_.resize(2);  // the first one may have waited until the neighbour was found, or a tunnel was up
+        return;
+    }
+    open_legs(std::max(Tuning::kFewestStreams, int(std::ceil(least / Tuning::kStreamPerSeconds))));
+    for (Leg* leg : {&legs_[0], &legs_[1]}) leg->hello.streams = uint16_t(legs_.size() - kOthers);
 }
 
 Status Connector::step(std::unique_ptr<Connection>* out) {
     if (legs_.empty()) return last_;
     const int64_t now = now_ns();
     size_t joined = 0;
+    if (!decided_) decide();
     for (size_t i = 0; i < legs_.size(); ++i) {
         Leg& leg = legs_[i];
         if (leg.state == State::idle && now >= leg.retry_at)
@@ -77,6 +102,14 @@ Status Connector::begin(Leg& leg, size_t index) {
 
 bool Connector::advance(Leg& leg) {
     bool whole = true;
+    if (leg.state == State::connecting && !decided_) {
+        char nothing;
+        const ssize_t n = recv(leg.socket.fd(), &nothing, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINPROGRESS || errno == ENOTCONN)) return true;
+        last_ = {Code::remote, n < 0 ? error_text(errno) : "the listener refused"};
+        refused_ |= n < 0 && errno == ECONNREFUSED;
+        return false;
+    }
     if (leg.state == State::connecting) {
         const ssize_t n = send(leg.socket.fd(), &leg.hello, sizeof leg.hello, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n < 0 && (errno == EAGAIN || errno == EINPROGRESS || errno == ENOTCONN)) return true;

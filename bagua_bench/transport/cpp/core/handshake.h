@@ -93,6 +93,9 @@ class Connector {
         int64_t retry_at = 0;
     };
 
+    // With kAutomatic the number of streams is known once two of them are connected.
+    void decide();
+    void open_legs(int streams);
     Status begin(Leg& leg, size_t index);
     bool advance(Leg& leg);  // false: lost, to be tried again
     bool hear(Leg& leg, size_t size, bool* whole);
@@ -106,6 +109,7 @@ class Connector {
     uint64_t name_;
     int64_t deadline_;
     bool refused_ = false;
+    bool decided_ = true;
     Status last_;
 };
 

@@ -33,7 +33,10 @@ Status read_settings(Settings* settings, std::vector<Interface>* interfaces) {
     };
     double streams = settings->streams, chunk = settings->chunk, timeout = 10, connecting = 60, crc = 0, zero_copy = 1, helpers = 0;
     double eager = settings->eager;
-    if (Status s = number("BAGUA_NET_STREAMS", 1, kMaxStreams, &streams); !s) return s;
+    if (std::string("auto") == variable("BAGUA_NET_STREAMS"))
+        streams = Settings::kAutomatic;
+    else if (Status s = number("BAGUA_NET_STREAMS", 1, kMaxStreams, &streams); !s)
+        return {s.code, s.text + ", or auto"};
     if (Status s = number("BAGUA_NET_CHUNK", Tuning::kMinChunkBytes, Tuning::kMaxChunkBytes, &chunk); !s) return s;
     if (Status s = number("BAGUA_NET_TIMEOUT", 0.5, 86400, &timeout); !s) return s;
     if (Status s = number("BAGUA_NET_CONNECT_TIMEOUT", 0.5, 86400, &connecting); !s) return s;

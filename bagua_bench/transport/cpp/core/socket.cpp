@@ -161,6 +161,13 @@ Status begin_connect(const Interface& from, const Address& to, Socket* out) {
     return {};
 }
 
+double round_trip(int fd) {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_state != TCP_ESTABLISHED) return -1;
+    return info.tcpi_rtt * 1e-6;
+}
+
 void tune(int fd, int64_t timeout_ns) {
     set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);

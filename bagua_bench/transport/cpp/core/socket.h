@@ -64,6 +64,9 @@ Status listen_on(const Interface& interface, Socket* out, Address* bound);
 // Begin to connect without blocking, from this interface if the families agree.
 Status begin_connect(const Interface& from, const Address& to, Socket* out);
 
+// The round trip of a connected socket, seconds; negative if it is not connected, or not yet.
+double round_trip(int fd);
+
 // Have small messages sent without delay, and an idle path probed several times per `timeout_ns`.
 void tune(int fd, int64_t timeout_ns);
 

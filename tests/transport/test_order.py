@@ -1,0 +1,198 @@
+"""The order in which collectives go through the ranks: any is right, and the measured one avoids slow lines."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from itertools import combinations, permutations
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bagua_bench.comm.torch_groups import TorchComm
+from bagua_bench.transport import order
+from bagua_bench.transport.native import Group
+from bagua_bench.transport.order import Order
+from tests.ranks import outcomes, run
+from tests.transport import test_torch
+from tools.transport import orders, shaped, torch_bench
+
+
+def _arranged(comm: TorchComm, ranks: list[int], ring: bool, count: int) -> None:
+    comm.group = dist.new_group(backend="bagua_net")
+    comm.group._native.arrange(ranks, ranks[::-1], ring)
+    test_torch._beside_gloo(comm, count)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("count", [6, 300_000])
+@pytest.mark.parametrize(
+    ("ranks", "ring"), [([1, 0], False), ([2, 0, 1], False), ([3, 1, 0, 2], False), ([3, 1, 0, 2], True)]
+)
+def test_every_collective_gives_what_gloo_gives_in_any_order(ranks: list[int], ring: bool, count: int) -> None:
+    run("bagua_net", len(ranks), _arranged, ranks, ring, count)
+
+
+def _reduces(comm: TorchComm, ranks: list[int], ring: bool) -> bytes:
+    group: Any = dist.new_group(backend="bagua_net")
+    group._native.arrange(ranks, ranks[::-1], ring)
+    x = torch.arange(100_003.0) * (comm.rank + 1) / 7
+    dist.all_reduce(x, group=group)
+    wanted = torch.arange(100_003.0) * sum(range(1, comm.size + 1)) / 7
+    assert torch.allclose(x, wanted, rtol=1e-5)
+    parts = torch.full((comm.size, 20_000), float(comm.rank + 1))
+    own = torch.empty(20_000)
+    dist.reduce_scatter_tensor(own, parts.flatten() * torch.arange(comm.size).repeat_interleave(20_000), group=group)
+    assert own.eq(comm.rank * sum(range(1, comm.size + 1))).all()
+    return x.numpy().tobytes()
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("size", [7, 8])
+def test_all_ranks_get_the_same_bits(size: int, ring: bool) -> None:
+    ranks = Random(size).sample(range(size), size)
+    assert len(set(run("bagua_net", size, _reduces, ranks, ring))) == 1
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("wrong", [[0, 0], [1, 2], [0], [0, 1, 2]])
+def test_an_order_has_every_rank_once(wrong: list[int]) -> None:
+    group = Group(0, 2)
+    for line, pairs, name in ((wrong, [0, 1], "line"), ([1, 0], wrong, "pairs")):
+        with pytest.raises(ValueError, match=f"{name}=.*allowed: each of 2 ranks once"):
+            group.arrange(line, pairs)
+    group.close()
+
+
+def _settled(comm: TorchComm) -> Order | None:
+    group: Any = dist.new_group(backend="bagua_net")
+    return order.settle(group._native, 60.0)
+
+
+def _asked_for(comm: TorchComm) -> None:
+    os.environ[order.VARIABLE] = order.MEASURED
+    comm.group = dist.new_group(backend="bagua_net")
+    test_torch._beside_gloo(comm, 300_000)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("size", [3, 4, 9])
+def test_all_ranks_choose_the_same(size: int) -> None:
+    found = run("bagua_net", size, _settled)
+    assert found == found[:1] * size
+    assert sorted(found[0].line) == sorted(found[0].pairs) == list(range(size))
+
+
+@pytest.mark.usefixtures("built")
+def test_two_ranks_have_nothing_to_choose() -> None:
+    assert run("bagua_net", 2, _settled) == [None, None]
+
+
+@pytest.mark.usefixtures("built")
+def test_a_variable_asks_for_it() -> None:
+    run("bagua_net", 3, _asked_for)
+
+
+def _wrong(comm: TorchComm) -> None:
+    os.environ[order.VARIABLE] = "best"
+    dist.new_group(backend="bagua_net")
+
+
+@pytest.mark.usefixtures("built")
+def test_another_value_is_refused() -> None:
+    for outcome in outcomes("bagua_net", 2, _wrong):
+        assert "BAGUA_NET_ORDER=best: allowed: given, measured" in str(outcome)
+
+
+@pytest.mark.parametrize("size", range(2, 12))
+def test_a_survey_has_every_pair_once(size: int) -> None:
+    rounds = list(order._rounds(size))
+    pairs = Counter(tuple(sorted(pair)) for pairs in rounds for pair in pairs)
+    assert pairs == Counter(combinations(range(size), 2))
+    assert len(rounds) == size - 1 + size % 2
+    assert all(max(Counter(rank for pair in pairs for rank in pair).values()) == 1 for pairs in rounds)
+
+
+def _seconds(rates: list[list[float]], ranks: tuple[int, ...], ring: bool) -> float:
+    """Of an all-reduce of one byte whose steps begin together, step by step."""
+    size, seconds = len(ranks), 0.0
+    if ring:
+        for _ in range(2 * (size - 1)):
+            seconds += max(1 / size / rates[ranks[k]][ranks[(k + 1) % size]] for k in range(size))
+        return seconds
+    for bit in range(size.bit_length() - 1):
+        pairs = [(k, k ^ 1 << bit) for k in range(size)]
+        seconds += 2 * max(0.5 ** (bit + 1) / rates[ranks[one]][ranks[other]] for one, other in pairs)
+    return seconds
+
+
+def _drawn(size: int, luck: Random) -> list[list[float]]:
+    rates = [[0.0] * size for _ in range(size)]
+    for one, other in combinations(range(size), 2):
+        rates[one][other] = rates[other][one] = 10 ** luck.uniform(6, 9)
+    return rates
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.parametrize("seed", range(20))
+def test_no_other_order_is_faster(size: int, seed: int) -> None:
+    rates = _drawn(size, Random(seed))
+    ways = [True] if size % 2 else [True, False]
+    least = min(_seconds(rates, ranks, ring) for ranks in permutations(range(size)) for ring in ways)
+    found = order.best(rates)
+    assert _seconds(rates, found.used, found.ring) <= least * 1.12
+    least = min(_seconds(rates, ranks, True) for ranks in permutations(range(size)))
+    assert _seconds(rates, found.line, True) <= least * (1.12 if found.line == tuple(range(size)) else 1.02)
+
+
+@pytest.mark.parametrize("size", [9, 16])
+@pytest.mark.parametrize("seed", range(5))
+def test_of_many_ranks_it_is_better_than_the_given_and_than_orders_drawn_by_lot(size: int, seed: int) -> None:
+    luck = Random(seed)
+    rates, given = _drawn(size, luck), tuple(range(size))
+    found = order.best(rates)
+    others = [given, *(tuple(luck.sample(given, size)) for _ in range(20))]
+    assert _seconds(rates, found.line, True) <= min(_seconds(rates, one, True) for one in others)
+    if size == 16:
+        assert _seconds(rates, found.pairs, False) <= min(_seconds(rates, one, False) for one in others)
+
+
+def test_where_all_lines_are_alike_nothing_changes() -> None:
+    luck = Random(1)
+    for size in (3, 8, 16):
+        rates = [[1e8 * luck.uniform(0.97, 1.03) for _ in range(size)] for _ in range(size)]
+        assert order.best(rates) == Order(tuple(range(size)), tuple(range(size)), ring=size == 3)
+
+
+@pytest.mark.usefixtures("built")
+def test_a_slow_line_is_found_and_left_alone() -> None:
+    if reason := shaped.unavailable():
+        pytest.skip(reason)
+    slow = (0, 1)  # which would exchange halves
+    with shaped.star(4) as sites, torch_bench.ranks("tools.transport.order_rank", sites, 1, {}) as ranks:
+        for rank, site in enumerate(sites):
+            others = {other: sites[other].address for other in range(4) if other != rank}
+            shaped.limit_towards(site, {others[k]: 10e6 if {rank, k} == set(slow) else 100e6 for k in others})
+        answers = orders._ask(ranks, {"survey": True})
+    rates = answers[0]["rates"]
+    assert all(answer["rates"] == rates for answer in answers)
+    found = {pair: rates[pair[0]][pair[1]] for pair in combinations(range(4), 2)}
+    assert found.pop(slow) * 3 < min(found.values())
+    chosen = order.best(rates)
+    assert abs(chosen.line.index(0) - chosen.line.index(1)) == 2, "no neighbours on a ring"
+    assert chosen.pairs.index(0) ^ chosen.pairs.index(1) == 3, "never partners"
+
+
+def test_the_kinds_of_order_are_all_there_are() -> None:
+    """Of all orders of eight ranks, each costs as much as one of the kinds that the comparison tries."""
+    rates = [[2e7 if {one, other} == {2, 6} else 2e8 for other in range(8)] for one in range(8)]
+    luck = Random(3)
+    kinds = [kind for kind in orders.kinds_of((2, 6), luck) if kind.name != orders.MEASURED]
+    tried = {(kind.ring, round(_seconds(rates, kind.ranks, kind.ring) * 1e12)) for kind in kinds}
+    for ranks in luck.sample(list(permutations(range(8))), 2000):
+        for ring in (True, False):
+            assert (ring, round(_seconds(rates, ranks, ring) * 1e12)) in tried

@@ -1,0 +1,106 @@
+"""Paths with delay and loss, and how many streams they get."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+
+from bagua_bench.configuration.network_shape import LINUX_WINDOW, Link, Shape
+from bagua_bench.network import star
+from tests.emulated import needs
+from tests.transport.conftest import NEWEST, Start
+from tools.transport import lossy, measure, wan
+from tools.transport.bench import PLAIN
+from tools.transport.pair import Pair
+from tools.transport.strangers import Target
+
+
+@needs("link")
+@pytest.mark.usefixtures("built")
+def test_where_packets_are_lost_several_streams_carry_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lossy, "CONTROLS", ("reno",))
+    monkeypatch.setattr(lossy, "LOSSES", {0.01: 5})
+    record = measure.run(measure.IMPAIRED, 1)
+    [row] = record["summary"]
+    assert row["rate"] > row["plain"], "four congestion windows against one"
+    assert row["plain"] < 10e6, "1.8 MB/s by the square root law of TCP, more at the start"
+    [line] = measure.lines(record)
+    assert f"{row['times_plain']:.2f} x" in line
+
+
+def _streams_of(pair: Pair) -> int:
+    pair.link()
+    pair.stream(size=1, count=20, window=4)
+    [streams] = pair.a.ask("report_all")["comms"]
+    return len(streams)
+
+
+def test_a_short_path_has_the_fewest_streams(start: Start) -> None:
+    assert _streams_of(start(environment={"BAGUA_NET_STREAMS": "auto"})) == 4
+
+
+@needs("link")
+@pytest.mark.parametrize(("delay", "streams"), [(0.01, range(8, 12)), (0.04, range(32, 40)), (0.2, range(64, 65))])
+def test_a_long_path_has_a_stream_for_each_part_of_its_round_trip(
+    built: tuple[Path, Path], delay: float, streams: range
+) -> None:
+    link = Link(100e6, delay, 0.0, 0.0)
+    with star.up(Shape((link, link), "link", "cubic", LINUX_WINDOW, 70, 0)) as network:
+        a, b = network.hosts
+        variables = {"NCCL_SOCKET_IFNAME": a.interface, "BAGUA_NET_STREAMS": "auto"}
+        with Pair(*built, NEWEST, variables, (a.prefix, b.prefix)) as pair:
+            assert _streams_of(pair) in streams
+
+
+@needs("link")
+@pytest.mark.usefixtures("built")
+def test_on_a_long_path_with_loss_more_streams_fill_more_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wan, "ROUND_TRIPS", (0.1,))
+    monkeypatch.setattr(wan, "LOSSES", (1e-3,))
+    found = {path.way: path for path in wan.measure([100e6], 3)}
+    assert found["auto"].rate > found["4"].rate > found[PLAIN].rate
+    assert found["auto"].of_line <= 1.05
+
+
+def _forward(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+def _moody(port: int, closes: int) -> socket.socket:
+    """A listener before another one's port, which closes its first callers without a word."""
+    front = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                caller, _ = front.accept()
+                if number < closes:
+                    caller.close()
+                    continue
+                behind = socket.create_connection(("127.0.0.1", port))
+                for pair in ((caller, behind), (behind, caller)):
+                    threading.Thread(target=_forward, args=pair, daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return front
+
+
+@pytest.mark.parametrize("streams", ["4", "auto"])
+def test_a_caller_that_is_closed_upon_calls_again(start: Start, streams: str) -> None:
+    pair = start(environment={"BAGUA_NET_STREAMS": streams})
+    handle = bytes.fromhex(pair.b.ask("listen", name="x.l")["handle"])
+    with _moody(Target.of(handle.hex()).port, 3) as front:
+        other = handle[:42] + struct.pack("<H", front.getsockname()[1]) + handle[44:]
+        pair.b.tell("link", connect={}, accept={"x.r": "x.l"})
+        assert pair.a.ask("link", connect={"x.s": other.hex()}, accept={}, poll=0.05)["result"] == 0
+        assert pair.b.hear()["result"] == 0
+        assert pair.stream(size=2**20, window=4, count=20, check=3)[1]["messages"] > 0

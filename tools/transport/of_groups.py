@@ -1,0 +1,155 @@
+"""Commands of `tools.transport` that are about groups of ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from bagua_bench.configuration import units
+from tools.transport import crowd, orders, outages, shaped, torch_cases, tunnel, wan
+
+
+def add(commands: Any) -> None:
+    """Add them to a parser's commands."""
+    one = commands.add_parser("outages", help="outages shorter than the time-out of a group of ranks; needs root")
+    one.add_argument("--timeouts", default="2,5,10,30", help="seconds (default %(default)s)")
+    one.add_argument("--shares", default="0.5,0.8,0.95", help="of the time-out that outages last (default %(default)s)")
+    one.add_argument("--json", type=Path, help="write the outcome to this file")
+    one.set_defaults(run=_outages)
+    one = commands.add_parser(
+        "torch-cases", help="torch's own test cases of process groups, on this and other backends"
+    )
+    one.add_argument("--backends", default="gloo,bagua_net", help="the first is the standard (default %(default)s)")
+    one.add_argument("--ranks", type=int, default=8)
+    one.add_argument("--only", default="", metavar="TEXT", help="cases whose names contain this")
+    one.add_argument("--json", type=Path, help="write the outcome of every case to this file")
+    one.set_defaults(run=_torch_cases)
+    one = commands.add_parser("crowd", help="what it takes to set up groups of many ranks")
+    one.add_argument("--ranks", default="8,32,128", help="sizes of the groups (default %(default)s)")
+    one.add_argument("--rounds", type=int, default=3)
+    one.add_argument("--json", type=Path, help="write the outcome to this file")
+    one.set_defaults(run=_crowd)
+    one = commands.add_parser("encrypted", help="what sending through WireGuard costs; needs root")
+    one.add_argument("--rounds", type=int, default=5)
+    one.add_argument("--json", type=Path, help="write the outcome to this file")
+    one.set_defaults(run=_encrypted)
+    one = commands.add_parser("order", help="one slow pair among eight ranks: the measured order, and all others; root")
+    one.add_argument("--rounds", type=int, default=5)
+    one.add_argument("--json", type=Path, help="write the outcome to this file")
+    one.set_defaults(run=_order)
+    one = commands.add_parser("wan", help="long paths: shares of the line by number of streams; netem or the emulator")
+    one.add_argument("--lines", default="200mbit", help="rates, such as 200mbit,1gbit (default %(default)s)")
+    one.add_argument("--rounds", type=int, default=5)
+    one.add_argument("--json", type=Path, help="write the outcome to this file")
+    one.set_defaults(run=_wan)
+
+
+def _outages(options: argparse.Namespace) -> int:
+    if reason := shaped.unavailable():
+        raise ValueError(reason)
+    timeouts, shares = ([float(x) for x in text.split(",")] for text in (options.timeouts, options.shares))
+    found = []
+    for outage in outages.table(timeouts, shares):
+        found.append(outage)
+        print(outage, flush=True)
+    write(options.json, _outcome(outages=[asdict(outage) for outage in found]))
+    return 0 if all(outage.survived for outage in found) else 1
+
+
+def _crowd(options: argparse.Namespace) -> int:
+    sizes = [int(text) for text in options.ranks.split(",")]
+    found = []
+    for _ in range(options.rounds):
+        for size in sizes:
+            for opened in crowd.OPEN:
+                found.append(crowd.gather(size, opened))
+                print(found[-1], flush=True)
+    table = Table("ranks", "opened", "set-up", "first", "later", "sockets", "threads", "memory")
+    for one in crowd.typical(found):
+        seconds = (f"{value:.3g} s" for value in (one.joined, one.first, one.usual))
+        table.add_row(
+            str(one.ranks), one.opened, *seconds, str(one.sockets), str(one.threads), f"{one.memory / 1e6:.3g} MB"
+        )
+    Console().print(table)
+    write(options.json, _outcome(crowds=[asdict(one) for one in found]))
+    return 0
+
+
+def _encrypted(options: argparse.Namespace) -> int:
+    if reason := tunnel.unavailable():
+        raise ValueError(reason)
+    found = list(tunnel.measure(options.rounds))
+    table = Table("network", "way", "messages", "rate or half round trip", "over plain", "cpu-s/GB")
+    for row in tunnel.table(found):
+        table.add_row(*row)
+    Console().print(table)
+    write(options.json, _outcome(in_kernel=tunnel.in_kernel(), costs=[asdict(one) for one in found]))
+    return 0
+
+
+def _torch_cases(options: argparse.Namespace) -> int:
+    backends, found = options.backends.split(","), []
+    for backend in backends:
+        for outcome in torch_cases.run(backend, options.ranks, options.only):
+            found.append(outcome)
+            print(f"{backend} {outcome.case}: {outcome.what} {outcome.reason}".rstrip(), flush=True)
+    table = Table("backend", "outcome", "cases", "why")
+    for backend in backends:
+        for what in (torch_cases.PASSED, torch_cases.SKIPPED, torch_cases.FAILED):
+            for reason, number in torch_cases.reasons(found, backend, what):
+                table.add_row(backend, what, str(number), escape(reason))
+    Console().print(table)
+    cases: dict[str, dict[str, str]] = {}
+    for one in found:
+        cases.setdefault(one.case, {})[one.backend] = f"{one.what}: {one.reason}" if one.reason else one.what
+    write(options.json, {"command": sys.argv[1:], "torch": version("torch"), "cases": cases})
+    return 1 if any(torch_cases.worse(found, backend, backends[0]) for backend in backends[1:]) else 0
+
+
+def _order(options: argparse.Namespace) -> int:
+    if reason := shaped.unavailable():
+        raise ValueError(reason)
+    found, table = [], Table("slow pair", "order of an all-reduce", "seconds", "times the best")
+    for pair in orders.PAIRS:
+        found.append(orders.search(pair, options.rounds))
+        for kind in found[-1].kinds:
+            ranks, ratio = ", ".join(map(str, kind.ranks)), found[-1].times_best(kind.name)
+            way = "a ring of " if kind.ring else ""
+            table.add_row(f"{pair[0]}, {pair[1]}", f"{kind.name}: {way}{ranks}", f"{kind.typical:.3f}", f"{ratio:.2f}")
+    Console().print(table)
+    write(options.json, _outcome(orders=[asdict(one) for one in found]))
+    return 0
+
+
+def _wan(options: argparse.Namespace) -> int:
+    lines = [units.parse("--lines", text, units.BITS_PER_SECOND) for text in options.lines.split(",")]
+    found, table = [], Table("line", "round trip", "loss", "streams", "MB/s", "of the line", "times plain")
+    for one in wan.measure(lines, options.rounds):
+        found.append(one)
+        path = (f"{one.line / 1e6:g} Mbit/s", f"{one.round_trip * 1e3:g} ms", f"{one.loss * 100:g} %")
+        table.add_row(*path, one.way, f"{one.rate / 1e6:.2f}", f"{one.of_line:.2f}", f"{one.times_plain:.2f}")
+        print(*path, one.way, f"{one.of_line:.2f} of the line", flush=True)
+    Console().print(table)
+    write(options.json, _outcome(paths=[asdict(one) for one in found]))
+    return 0
+
+
+def _outcome(**found: Any) -> dict[str, Any]:
+    return {"command": sys.argv[1:], "kernel": platform.release(), **found}
+
+
+def write(path: Path | None, content: dict[str, Any]) -> None:
+    """Write the outcome of a command as JSON; nowhere if there is no path."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n")

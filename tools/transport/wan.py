@@ -1,0 +1,67 @@
+"""Long paths: what share of a line the transport fills with a fixed number of streams, and with one that it chooses.
+
+Beside one plain TCP connection, over the backend that this machine has. It measures the group of ranks behind the torch
+backend, whose callers wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bagua_bench.configuration.network_shape import HEADERS, LINUX_WINDOW, MTU, Link, Shape
+from bagua_bench.network import machine, star
+from tools.transport import lossy
+from tools.transport.bench import PLAIN
+
+WAYS = ("4", "auto", PLAIN)
+ROUND_TRIPS = (0.03, 0.08, 0.2)  # seconds
+LOSSES = (0.0, 1e-4, 1e-3, 1e-2)  # share of packets lost
+CONTROL = "cubic"
+_CONNECTIONS = 70  # for which queues have room: the most streams that there may be, and the others of a connection
+_PAYLOAD = (MTU - HEADERS) / MTU  # of the bytes that a line counts
+_SECONDS, _ROUND_TRIPS = 3.0, 20.0  # that a transfer should take, and round trips beyond: it begins slowly
+_SIZE, _WINDOW, _FEWEST = 2**17, 16, 24  # bytes of a message; under way at a time; fewer would not tell a rate
+
+
+@dataclass(frozen=True)
+class Path:
+    """Medians over the rounds of one way to send over one path; rate: of its payload, bytes/s."""
+
+    line: float  # bit/s
+    round_trip: float  # seconds
+    loss: float
+    way: str
+    rate: float
+    of_line: float
+    times_plain: float
+
+
+def measure(lines: Sequence[float], rounds: int) -> Iterator[Path]:
+    """Every path with every way in turn; lines in bit/s."""
+    backend = machine.choose("auto", CONTROL)
+    for line in lines:
+        for round_trip in ROUND_TRIPS:
+            for loss in LOSSES:
+                yield from _path(backend, line, round_trip, loss, rounds)
+
+
+def _path(backend: str, line: float, round_trip: float, loss: float, rounds: int) -> Iterator[Path]:
+    link = Link(line, round_trip / 2, 0.0, loss)
+    seconds = _SECONDS + _ROUND_TRIPS * round_trip
+    counts = {way: max(_FEWEST, int(_expected(way, line, round_trip, loss) * seconds / _SIZE)) for way in WAYS}
+    with star.up(Shape((link, link), backend, CONTROL, LINUX_WINDOW, _CONNECTIONS, 0)) as network:
+        a, b = network.hosts
+        found = list(lossy.transfers(a, b, counts, rounds, _SIZE, _WINDOW))
+    rates = {way: median(one.rate for one in found if one.transport == way) for way in WAYS}
+    for way, rate in rates.items():
+        yield Path(line, round_trip, loss, way, rate, rate * 8 / (line * _PAYLOAD), rate / rates[PLAIN])
+
+
+def _expected(way: str, line: float, round_trip: float, loss: float) -> float:
+    """Bytes/s that may be hoped for: it decides only how much is sent. By Mathis and others (1997) for each stream."""
+    streams = {"auto": round_trip / 2.5e-3, PLAIN: 1.0}.get(way) or float(way)
+    lost = (MTU - HEADERS) / round_trip * 1.22 / math.sqrt(loss) * streams if loss else math.inf
+    return min(line / 8, streams * LINUX_WINDOW / round_trip, lost)
