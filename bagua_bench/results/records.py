@@ -77,7 +77,7 @@ def disturbed(record: Record) -> list[str]:
 
 
 def bytes_sent(record: Record) -> float:
-    """Bytes that a rank sends in a step of a finished run, mean over the ranks; an entry may stand for several ranks."""
+    """Bytes that a rank sends in a step of a finished run, mean over the ranks; an entry may stand for several."""
     result = record["result"]
     sent = [sum(rank.values()) for rank in result["bytes_per_step"]]
     counts = result.get("rank_counts") or [1] * len(sent)

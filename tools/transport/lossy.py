@@ -5,10 +5,11 @@ It measures the group of ranks behind the torch backend, whose callers wait, as 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from bagua_bench import libraries
 from bagua_bench.configuration.network_shape import LINUX_WINDOW, Link, Shape
@@ -46,10 +47,20 @@ def _transfers(backend: str, control: str, loss: float, count: int, rounds: int)
     link = Link(RATE, DELAY, 0.0, loss)
     with star.up(Shape((link, link), backend, control, LINUX_WINDOW, _CONNECTIONS, 0)) as network:
         a, b = network.hosts
-        yield from transfers(a, b, {_STREAMS: count, PLAIN: count}, rounds, _SIZE, _WINDOW)
+        for moved in transfers(a, b, {_STREAMS: count, PLAIN: count}, rounds, _SIZE, _WINDOW):
+            yield bench.sample(moved.way, _SIZE, _WINDOW, moved.round, moved.outcomes)
 
 
-def transfers(a: Host, b: Host, counts: Mapping[str, int], rounds: int, size: int, window: int) -> Iterator[Sample]:
+class Moved(NamedTuple):
+    """A transfer; seconds: all of it, from the first message on."""
+
+    way: str
+    round: int
+    seconds: float
+    outcomes: tuple[dict[str, Any], dict[str, Any]]
+
+
+def transfers(a: Host, b: Host, counts: Mapping[str, int], rounds: int, size: int, window: int) -> Iterator[Moved]:
     """Messages from one host to the other, so many by each way, in new connections; in each round another way is first.
     A way is PLAIN, or what BAGUA_NET_STREAMS is to be."""
     plugin, ways = (compiled.harness(), libraries.plugin(), GROUP), list(counts)
@@ -62,8 +73,8 @@ def transfers(a: Host, b: Host, counts: Mapping[str, int], rounds: int, size: in
             with Pair(*plugin, variables, (a.prefix, b.prefix)) as pair:
                 if way == PLAIN:
                     pair.link_plain(b.address)
-                    moved = pair.plain_stream(**plan)
                 else:
                     pair.link()
-                    moved = pair.stream(**plan)
-                yield bench.sample(way, size, window, number, moved)
+                began = time.monotonic()
+                outcomes = (pair.plain_stream if way == PLAIN else pair.stream)(**plan)
+                yield Moved(way, number, time.monotonic() - began, outcomes)

@@ -21,14 +21,14 @@ ROUND_TRIPS = (0.03, 0.08, 0.2)  # seconds
 LOSSES = (0.0, 1e-4, 1e-3, 1e-2)  # share of packets lost
 CONTROL = "cubic"
 _CONNECTIONS = 70  # for which queues have room: the most streams that there may be, and the others of a connection
-_PAYLOAD = (MTU - HEADERS) / MTU  # of the bytes that a line counts
 _SECONDS, _ROUND_TRIPS = 3.0, 20.0  # that a transfer should take, and round trips beyond: it begins slowly
 _SIZE, _WINDOW, _FEWEST = 2**17, 16, 24  # bytes of a message; under way at a time; fewer would not tell a rate
 
 
 @dataclass(frozen=True)
 class Path:
-    """Medians over the rounds of one way to send over one path; rate: of its payload, bytes/s."""
+    """Medians over the rounds of one way to send over one path. rate: of the payload, bytes/s, over all of a transfer's
+    time, beginning with the first message of a new connection; of_line: of the line's, which carries headers, too."""
 
     line: float  # bit/s
     round_trip: float  # seconds
@@ -55,9 +55,10 @@ def _path(backend: str, line: float, round_trip: float, loss: float, rounds: int
     with star.up(Shape((link, link), backend, CONTROL, LINUX_WINDOW, _CONNECTIONS, 0)) as network:
         a, b = network.hosts
         found = list(lossy.transfers(a, b, counts, rounds, _SIZE, _WINDOW))
-    rates = {way: median(one.rate for one in found if one.transport == way) for way in WAYS}
+    seconds_of = {way: median(one.seconds for one in found if one.way == way) for way in WAYS}
+    rates = {way: counts[way] * _SIZE / seconds_of[way] for way in WAYS}
     for way, rate in rates.items():
-        yield Path(line, round_trip, loss, way, rate, rate * 8 / (line * _PAYLOAD), rate / rates[PLAIN])
+        yield Path(line, round_trip, loss, way, rate, rate * 8 / line, rate / rates[PLAIN])
 
 
 def _expected(way: str, line: float, round_trip: float, loss: float) -> float:
