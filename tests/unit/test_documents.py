@@ -75,7 +75,8 @@ def test_files_that_the_pages_name_exist() -> None:
 
 
 def test_every_setting_of_the_transport_is_explained_and_no_other() -> None:
-    sources = "".join(path.read_text() for path in CPP.rglob("*.cpp"))
+    paths = [*CPP.rglob("*.cpp"), CPP.parent / "order.py"]
+    sources = "".join(path.read_text() for path in paths)
     assert set(re.findall(r'"(BAGUA_NET_\w+)"', sources)) == set(re.findall(r"BAGUA_NET_[A-Z_]+", PAGES["transport"]))
 
 
