@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -21,37 +22,34 @@ from tools.transport import crowd, orders, outages, shaped, torch_cases, tunnel,
 
 def add(commands: Any) -> None:
     """Add them to a parser's commands."""
-    one = commands.add_parser("outages", help="outages shorter than the time-out of a group of ranks; needs root")
+    one = _command(commands, "outages", _outages, "outages shorter than the time-out of a group of ranks; needs root")
     one.add_argument("--timeouts", default="2,5,10,30", help="seconds (default %(default)s)")
     one.add_argument("--shares", default="0.5,0.8,0.95", help="of the time-out that outages last (default %(default)s)")
-    one.add_argument("--json", type=Path, help="write the outcome to this file")
-    one.set_defaults(run=_outages)
-    one = commands.add_parser(
-        "torch-cases", help="torch's own test cases of process groups, on this and other backends"
-    )
+    help_text = "torch's own test cases of process groups, on this and other backends"
+    one = _command(commands, "torch-cases", _torch_cases, help_text)
     one.add_argument("--backends", default="gloo,bagua_net", help="the first is the standard (default %(default)s)")
     one.add_argument("--ranks", type=int, default=8)
     one.add_argument("--only", default="", metavar="TEXT", help="cases whose names contain this")
-    one.add_argument("--json", type=Path, help="write the outcome of every case to this file")
-    one.set_defaults(run=_torch_cases)
-    one = commands.add_parser("crowd", help="what it takes to set up groups of many ranks")
+    one = _command(commands, "crowd", _crowd, "what it takes to set up groups of many ranks", rounds=3)
     one.add_argument("--ranks", default="8,32,128", help="sizes of the groups (default %(default)s)")
-    one.add_argument("--rounds", type=int, default=3)
-    one.add_argument("--json", type=Path, help="write the outcome to this file")
-    one.set_defaults(run=_crowd)
-    one = commands.add_parser("encrypted", help="what sending through WireGuard costs; needs root")
-    one.add_argument("--rounds", type=int, default=5)
-    one.add_argument("--json", type=Path, help="write the outcome to this file")
-    one.set_defaults(run=_encrypted)
-    one = commands.add_parser("order", help="one slow pair among eight ranks: the measured order, and all others; root")
-    one.add_argument("--rounds", type=int, default=5)
-    one.add_argument("--json", type=Path, help="write the outcome to this file")
-    one.set_defaults(run=_order)
-    one = commands.add_parser("wan", help="long paths: shares of the line by number of streams; netem or the emulator")
+    _command(commands, "encrypted", _encrypted, "what sending through WireGuard costs; needs root", rounds=5)
+    help_text = "one slow pair among eight ranks: the measured order, and all others; needs root"
+    _command(commands, "order", _order, help_text, rounds=5)
+    help_text = "long paths: shares of the line by number of streams; netem or the emulator"
+    one = _command(commands, "wan", _wan, help_text, rounds=5)
     one.add_argument("--lines", default="200mbit", help="rates, such as 200mbit,1gbit (default %(default)s)")
-    one.add_argument("--rounds", type=int, default=5)
+
+
+def _command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], help_text: str, rounds: int | None = None
+) -> argparse.ArgumentParser:
+    """A command whose outcome can be written to a file; `rounds`: the default number, if it has any."""
+    one: argparse.ArgumentParser = commands.add_parser(name, help=help_text)
+    if rounds is not None:
+        one.add_argument("--rounds", type=int, default=rounds, help="(default %(default)s)")
     one.add_argument("--json", type=Path, help="write the outcome to this file")
-    one.set_defaults(run=_wan)
+    one.set_defaults(run=run)
+    return one
 
 
 def _outages(options: argparse.Namespace) -> int:
