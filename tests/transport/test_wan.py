@@ -46,7 +46,7 @@ def test_a_short_path_has_the_fewest_streams(start: Start) -> None:
 
 
 @needs("link")
-@pytest.mark.parametrize(("delay", "streams"), [(0.015, range(12, 15)), (0.04, range(32, 36)), (0.1, range(64, 65))])
+@pytest.mark.parametrize(("delay", "streams"), [(0.015, range(12, 16)), (0.04, range(32, 40)), (0.1, range(64, 65))])
 def test_a_long_path_has_a_stream_for_each_part_of_its_round_trip(
     built: tuple[Path, Path], delay: float, streams: range
 ) -> None:
