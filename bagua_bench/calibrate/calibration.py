@@ -13,7 +13,16 @@ from omegaconf import OmegaConf
 from bagua_bench.calibrate import quality
 from bagua_bench.calibrate.fit import Case, Fit, fit
 from bagua_bench.calibrate.known import Known, of_end_to_end, of_figures, of_records, window
-from bagua_bench.calibrate.parameters import GLOO, NAMESPACES, OTHER_CAMPAIGN, PAPER, PUBLISHED, Parameter, tree
+from bagua_bench.calibrate.parameters import (
+    BAGUA_NET,
+    GLOO,
+    NAMESPACES,
+    OTHER_CAMPAIGN,
+    PAPER,
+    PUBLISHED,
+    Parameter,
+    tree,
+)
 from bagua_bench.configuration.cell import ClusterPart
 from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.configuration.physics import Physics, physics_of
@@ -227,7 +236,7 @@ def _unknowns(known: Sequence[Known]) -> tuple[tuple[Parameter, ...], dict[str, 
     transports = {k.case.cell.transport.name: k.case.cell.transport.backend for k in known}
     if "nccl" in transports.values():
         return tuple(p for p in PAPER if p.transport is None or p.transport in transports), PUBLISHED
-    return NAMESPACES, {"transport": {name: GLOO for name, backend in transports.items() if backend == "gloo"}}
+    return NAMESPACES, {"transport": {"gloo": GLOO, "bagua_net": BAGUA_NET}}
 
 
 def _with_cluster(cluster: ClusterPart, name: str) -> ClusterPart:

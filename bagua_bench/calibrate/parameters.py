@@ -77,6 +77,13 @@ GLOO: dict[str, Any] = {
 }
 """Known parameters of the same runs, from how gloo and the kernel work."""
 
+BAGUA_NET: dict[str, Any] = {
+    "halving": 1.0,
+    "channels": 1.0,  # of several streams, which the cell names
+    **{key: GLOO[key] for key in ("gather_hop", "packet", "packets", "window", "ring", "process")},
+}
+"""Known parameters of runs over Bagua-Net: a sender waits for nobody, and a group does one thing at a time."""
+
 
 def physics(values: Sequence[float], chosen: Sequence[Parameter], base: Mapping[str, Any], transport: str) -> Physics:
     """`Physics` for a transport: `base` with the values of the chosen parameters."""

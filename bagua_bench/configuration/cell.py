@@ -81,12 +81,12 @@ def _component(
 
 @dataclass(frozen=True)
 class TransportPart:
-    """What moves the bytes."""
+    """What moves the bytes; `streams` is a number or `auto`."""
 
     name: str
     backend: str
     plugin: str | None
-    streams: int | None
+    streams: int | str | None
     chunk: int | None = None
     """Bytes that one stream is given at a time, at most; None: the transport's own."""
 

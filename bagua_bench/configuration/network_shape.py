@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagua_bench.configuration.cell import Cell, LinkPart, NetworkPart
+from bagua_bench.configuration.cell import Cell, LinkPart, NetworkPart, TransportPart
 
 MTU = 1500
 HEADERS = 52
@@ -16,6 +17,10 @@ SEGMENTS = 45
 """Full segments in the largest packet that TCP hands over, 64 KiB."""
 LINUX_WINDOW = 4 * 2**20
 """Bytes that one TCP connection may have under way with Linux's default buffers."""
+AUTO = "auto"
+"""The value of `transport.streams` with which Bagua-Net chooses their number."""
+FEWEST_STREAMS, MOST_STREAMS, STREAM_PER_SECONDS = 4, 64, 2.5e-3
+"""How it chooses: one for so many seconds of the round trip, within limits, as in cpp/core/tuning.h and wire.h."""
 LINK_KEYS = ("bandwidth", "latency", "jitter", "loss")
 _LEAST_QUEUE = 1000  # packets
 _PACKETS = 16  # least number of packets in a window
@@ -123,6 +128,21 @@ def link_of(network: NetworkPart | LinkPart, changes: Mapping[str, float | None]
     return Link(**{**common, **(changes or {})})
 
 
+def streams(transport: TransportPart, trip: float) -> int:
+    """TCP connections over which a transport moves one message, where a round trip takes `trip` seconds."""
+    if transport.streams == AUTO:
+        return min(MOST_STREAMS, max(FEWEST_STREAMS, math.ceil(trip / STREAM_PER_SECONDS)))
+    return int(transport.streams or 1)
+
+
+def longest_trip(cell: Cell) -> float:
+    """Longest round trip between two servers that the network asks for, seconds."""
+    network, own = cell.network, cell.cluster.server.values()
+    late = [link_of(network, changes).latency for changes in own]
+    late += [network.latency] * min(cell.cluster.servers - len(late), 2)
+    return sum(sorted(late)[-2:]) + (2 * network.wan.latency if network.sites > 1 else 0.0)
+
+
 def shape_of(cell: Cell) -> Shape:
     """The network that a cell asks for."""
     network, cluster = cell.network, cell.cluster
@@ -131,7 +151,7 @@ def shape_of(cell: Cell) -> Shape:
         backend=network.backend,
         congestion=network.congestion,
         tcp_window=network.tcp_window,
-        connections=cluster.ranks_per_server**2 * (cluster.servers - 1),
+        connections=streams(cell.transport, longest_trip(cell)) * cluster.ranks_per_server**2 * (cluster.servers - 1),
         seed=cell.run.seed,
         flow_rates=network.flow_rates,
         sites=network.sites,

@@ -105,9 +105,11 @@ def _task(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _transport(given: dict[str, Any]) -> TransportPart:
-    chunk = given["chunk"]
+    chunk, streams = given["chunk"], given["streams"]
     size = None if chunk is None else int(units.parse("transport.chunk", chunk, units.BYTES))
-    return plain.load(TransportPart, {**given, "chunk": size}, "transport")
+    if streams is not None and str(streams).isdigit():
+        streams = int(streams)
+    return plain.load(TransportPart, {**given, "chunk": size, "streams": streams}, "transport")
 
 
 def _compute(name: str, given: dict[str, Any]) -> ComputePart:

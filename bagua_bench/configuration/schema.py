@@ -118,12 +118,13 @@ class TransportKeys:
     """What moves the bytes: a backend of torch.distributed.
 
     `plugin` is NCCL's network plugin (bagua_net, or null for NCCL's own sockets), `streams` the TCP connections that
-    bagua_net uses between two ranks, `chunk` the most bytes that it gives one of them at a time (null: 1 MiB).
+    bagua_net uses between two ranks (auto: by the round trip), `chunk` the most bytes that it gives one of them at
+    a time (null: 1 MiB).
     """
 
     backend: str = "gloo"
     plugin: Optional[str] = None  # noqa: UP045  OmegaConf reads it
-    streams: Optional[int] = None  # noqa: UP045
+    streams: Optional[str] = None  # noqa: UP045
     chunk: Optional[str] = None  # noqa: UP045
 
 

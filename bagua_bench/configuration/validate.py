@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from bagua_bench import libraries
 from bagua_bench.configuration import data_settings, elastic_settings, facts, network_settings, own_model, physics
 from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.network_shape import AUTO, MOST_STREAMS
 from bagua_bench.configuration.resolve import ConfigError, has_cuda
 from bagua_bench.sources.signature import arguments, attributes
 
-_MAX_STREAMS = 64  # kMaxStreams of the transport
 _CHUNKS = 2**14, 2**26  # kMinChunkBytes and kMaxChunkBytes of the transport
 
 
@@ -152,8 +152,9 @@ def _transport(cell: Cell) -> Iterator[str]:
     used = transport.backend == "bagua_net" or plugin is not None
     if plugin not in (None, "bagua_net") or (plugin and transport.backend != "nccl"):
         yield f"transport.plugin={plugin}: allowed: bagua_net or null, with transport.backend=nccl"
-    if used != (streams is not None) or not 1 <= (streams or 1) <= _MAX_STREAMS:
-        yield f"transport.streams={_text(streams)}: allowed: 1 to {_MAX_STREAMS} with bagua_net, null without"
+    known = streams in (None, AUTO) or (isinstance(streams, int) and 1 <= streams <= MOST_STREAMS)
+    if used != (streams is not None) or not known:
+        yield f"transport.streams={_text(streams)}: allowed: 1 to {MOST_STREAMS} or auto with bagua_net, null without"
     least, most = _CHUNKS
     if transport.chunk is not None and not (used and least <= transport.chunk <= most):
         yield f"transport.chunk={transport.chunk}: allowed: {least} to {most} bytes with bagua_net, null without"

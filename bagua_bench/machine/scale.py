@@ -10,6 +10,7 @@ from typing import Any
 
 from bagua_bench.configuration import facts, units
 from bagua_bench.configuration.cell import Cell, LinkPart, NetworkPart
+from bagua_bench.configuration.network_shape import AUTO, longest_trip, streams
 
 _TIMES = ("latency", "jitter")  # of a link
 
@@ -31,9 +32,12 @@ def scale_model(cell: Cell) -> Cell:
     shorter = {key: _shorter(f"algo.{key}", algo.options[key], cell.haste) for key in declared.in_time}
     links = cell.cluster.server.items()
     servers = {number: {key: _scaled(key, link[key], cell) for key in link} for number, link in links}
-    size = cell.run.bucket_size
+    size, transport = cell.run.bucket_size, cell.transport
+    if transport.streams == AUTO and cell.haste != 1:  # it would choose by a round trip that is no longer as long
+        transport = replace(transport, streams=streams(transport, longest_trip(cell)))
     return replace(
         cell,
+        transport=transport,
         network=replace(
             network,
             **_link(network, cell),

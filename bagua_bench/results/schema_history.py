@@ -38,6 +38,7 @@ HISTORY = {
     "versions the longest time that a rank took for it, whose sum is too long where ranks do not wait for each other; "
     "`config.run.trace` and `result.trace`: the file that shows what ranks did when, missing where it was not asked "
     "for",
+    13: "`config.transport.streams` may be `auto`: Bagua-Net chooses their number by the round trip",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -150,6 +151,10 @@ def _from_11(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
+def _from_12(record: dict[str, Any]) -> dict[str, Any]:
+    return record
+
+
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: _from_1,
     2: _from_2,
@@ -162,5 +167,6 @@ _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     9: _from_9,
     10: _from_10,
     11: _from_11,
+    12: _from_12,
 }
 """For each version, the migration to the next."""

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bagua_bench.configuration.cell import Cell, LinkPart
-from bagua_bench.configuration.network_shape import link_of
+from bagua_bench.configuration.network_shape import link_of, streams
 from bagua_bench.configuration.physics import BUFFER, Physics, physics_of
 
 MSS = 1448
 """Payload of a full TCP segment, bytes."""
+PART = 16384
+"""Bytes of the smallest part of a message that Bagua-Net gives one of its streams (cpp/core/tuning.h)."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,10 @@ class Links:
     buffer: float = BUFFER
     software: bool = False
     """Whether software adds the latency."""
-    flow: float = math.inf
-    """Most that one connection may carry; the slowest counts where they differ, as all wait for it."""
+    flows: tuple[float, ...] = ()
+    """Most that single TCP connections may carry, each of which gets the next limit in turn; none: no limit."""
+    streams: int = 1
+    """TCP connections over which a transport moves one message."""
     ring: tuple[tuple[float, float], ...] = ()
     """Half the round trips between a server and the next one, and the share of the servers that have each; none:
     `latency`, as all are alike."""
@@ -117,13 +121,18 @@ class Cluster:
         late = self.network.jitter * math.sqrt(2 * math.log(max(self.layout.servers, 2)))
         return self.physics.latency + asked + late
 
+    def streams(self, nbytes: float) -> int:
+        """How many of a transport's streams have a part of a message of nbytes."""
+        return max(1, min(self.network.streams, int(nbytes // PART)))
+
     def stall(self, nbytes: float, rate: float, limit: float = math.inf) -> float:
         """Time that a message of nbytes on one connection of `rate` waits for its window, at most `limit`, to open.
 
-        Every window beyond the first takes a cycle.
+        Every window beyond the first takes a cycle. Where the connection has several streams, they have a window each.
         """
-        window = min(self.physics.window * self.network.buffer / BUFFER, limit)
-        packets = self.physics.packets if self.network.latency or self.network.jitter else 1.0
+        streams = self.streams(nbytes)
+        window = min(streams * self.physics.window * self.network.buffer / BUFFER, limit)
+        packets = streams * self.physics.packets if self.network.latency or self.network.jitter else 1.0
         packet = min(self.physics.packet, window / packets)
         return max(0.0, nbytes / window - 1) * (self.cycle(window, rate, packet, packets) - window / rate)
 
@@ -139,14 +148,18 @@ class Cluster:
         wait = 2 * sending * packet / rate * (1 - 1 / packets)
         return (trip + sending + math.sqrt((trip - sending) ** 2 + wait)) / 2
 
-    @property
-    def connection(self) -> float:
-        """Rate that one connection may have, bytes/s: under loss, and by the limits of single connections."""
-        return min(self.lossy, self.network.flow)
+    def connection(self, nbytes: float) -> float:
+        """Rate that one connection may have with a message of nbytes, bytes/s: by loss and by limits of single ones.
+
+        Its streams, if it has several, carry what each of them can. The slowest connection counts, as all wait for it.
+        """
+        streams, flows = self.streams(nbytes), self.network.flows
+        turns = [sum(flows[(first + k) % len(flows)] for k in range(streams)) for first in range(len(flows))]
+        return min(streams * self.lossy, *turns, math.inf)
 
     @property
     def lossy(self) -> float:
-        """Rate of a connection under loss, bytes/s: Mathis (Reno, every segment acknowledged) or RFC 9438 (CUBIC).
+        """Rate of a TCP connection under loss, bytes/s: Mathis (Reno, every segment acknowledged) or RFC 9438 (CUBIC).
 
         Without a round trip it is unlimited.
         """
@@ -179,11 +192,14 @@ def cluster_of(cell: Cell, physics: Physics | None = None) -> Cluster:
         congestion=asked.congestion,
         buffer=float(asked.tcp_window),
         software=asked.software_delay,
-        flow=min(asked.flow_rates, default=math.inf) / 8,
+        flows=tuple(rate / 8 for rate in asked.flow_rates),
         ring=_ring(cell) if len(set(latencies)) > 1 else (),
     )
+    network = replace(network, streams=streams(cell.transport, 2 * network.latency))
     if asked.sites > 1:
-        network = replace(network, sites=asked.sites, far=_between(network, asked.wan))
+        far = _between(network, asked.wan)
+        far = replace(far, streams=streams(cell.transport, 2 * far.latency))
+        network = replace(network, sites=asked.sites, far=far)
     physics = physics_of(cluster, cell.transport.name) if physics is None else physics
     return Cluster(physics, network, Layout(cluster.servers, cluster.ranks_per_server))
 

@@ -60,8 +60,21 @@ def inside(call: Collective, g: int, cluster: Cluster) -> float:
 def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring over all ranks: 2(n - 1) hops between servers, 2(N - n) inside, 2(N - 1)/N S over every interface."""
     n = cluster.layout.servers
+    if cluster.physics.halving and (n * g) & (n * g - 1) == 0:
+        return halving(call, g, cluster)
     transfer = ring_transfer(2 * (n * g - 1) / (n * g) * call.nbytes, cluster)
     return ring(2 * (n - 1), cluster.physics.ring_hop, transfer, cluster) + 2 * (n * g - n) * cluster.physics.inside_hop
+
+
+def halving(call: Collective, g: int, cluster: Cluster) -> float:
+    """Recursive halving and doubling: 2(n - 1)/n S over every interface.
+
+    2 log2 n hops are between servers, 2 log2 g inside; of s sites, 2 log2 s are between them.
+    """
+    hops, far = math.log2(cluster.layout.servers), math.log2(cluster.sites)
+    latency = 2 * cluster.physics.ring_hop * ((hops - far) * cluster.latency + far * cluster.reach)
+    inside_hops = 2 * math.log2(g) * cluster.physics.inside_hop
+    return latency + inside_hops + ring_transfer(2 * (1 - 1 / cluster.layout.servers) * call.nbytes, cluster)
 
 
 def reduce_scatter(call: Collective, g: int, cluster: Cluster) -> float:
@@ -145,9 +158,8 @@ def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
 def pushed(nbytes: float, workers: int, servers: int, cluster: Cluster) -> float:
     """Seconds for nbytes of each of some workers behind one line, which have a connection each to every server."""
     physics = cluster.physics
-    rate = min(
-        cluster.line * physics.efficiency_ring, workers * physics.servers, workers * servers * cluster.connection
-    )
+    own = cluster.connection(nbytes / servers)
+    rate = min(cluster.line * physics.efficiency_ring, workers * physics.servers, workers * servers * own)
     credit = min(physics.servers_window, servers * physics.window * cluster.network.buffer / BUFFER)
     partition = min(physics.partition, credit)
     cycle = cluster.cycle(credit, rate / workers, partition, credit / partition)
@@ -188,7 +200,7 @@ def ring_transfer(nbytes: float, cluster: Cluster) -> float:
     physics = cluster.physics
     channels = max(1.0, physics.channels)
     software = physics.ring * math.pow(cluster.layout.servers, -physics.fade)
-    software = min(software, channels * cluster.connection)
+    software = min(software, channels * cluster.connection(nbytes / channels))
     rate = min(cluster.goodput(physics.efficiency_ring, cluster.layout.servers), software)
     return nbytes / rate + cluster.stall(nbytes / channels, rate / channels)
 
@@ -202,7 +214,7 @@ def direct_transfer(nbytes: float, connections: int, cluster: Cluster, processes
     if not connections:
         return 0.0
     physics = cluster.physics
-    software = min(processes * physics.process, connections * cluster.connection)
+    software = min(processes * physics.process, connections * cluster.connection(nbytes / connections))
     rate = min(cluster.goodput(physics.efficiency_direct, connections // processes + 1), software)
     return nbytes / rate + cluster.stall(
         nbytes / connections, rate / connections, incast(connections, cluster, processes)

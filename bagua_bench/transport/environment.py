@@ -18,7 +18,7 @@ ends the process, so that debugging information can be written."""
 _VARIABLES = {"streams_2p": ("BAGUA_NET_STREAMS", "4"), "chunk_2p": ("BAGUA_NET_CHUNK", "1048576")}
 
 
-def for_nccl(streams: int, chunk: int | None = None) -> dict[str, str]:
+def for_nccl(streams: int | str, chunk: int | None = None) -> dict[str, str]:
     """Variables for any program that uses NCCL.
 
     NCCL_NET turns a plugin that cannot be loaded into an error. NCCL 2.28 and 2.29 forget a plugin when the last
@@ -32,8 +32,8 @@ def for_nccl(streams: int, chunk: int | None = None) -> dict[str, str]:
     }
 
 
-def for_torch(streams: int, chunk: int | None = None) -> dict[str, str]:
-    """Variables for the torch.distributed backend; `chunk` in bytes, None leaves it as it is."""
+def for_torch(streams: int | str, chunk: int | None = None) -> dict[str, str]:
+    """Variables for the torch.distributed backend; streams: or "auto"; chunk: bytes, None leaves it as it is."""
     return {"BAGUA_NET_STREAMS": str(streams)} | ({} if chunk is None else {"BAGUA_NET_CHUNK": str(chunk)})
 
 

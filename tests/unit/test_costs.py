@@ -231,10 +231,42 @@ def test_who_waits_for_many_waits_longer() -> None:
 
 
 def test_single_connections_may_have_a_limit() -> None:
-    """A ring waits for its one connection; of two directions each has its own."""
-    network = Links(1e9, flow=2e8)
+    """A ring waits for its one connection, the slowest; of two directions each has its own."""
+    network = Links(1e9, flows=(4e8, 2e8))
     assert cost("all_reduce", 10**8, ideal(4, network=network)) == pytest.approx(1.5 * 10**8 / 2e8)
     assert cost("exchange", 10**8, ideal(4, network=network), offsets=(1, -1)) == pytest.approx(2 * 10**8 / 4e8)
+
+
+def test_streams_carry_what_each_of_them_can() -> None:
+    """Four streams have four windows, four times the rate under loss, and all limits of single connections in turn."""
+
+    def taken(nbytes: int, **links: Any) -> float:
+        return cost("exchange", nbytes, ideal(2, network=Links(1e9, **links), window=1e6))
+
+    apart = {"latency": 5e-3}
+    one, four = (taken(10**8, streams=streams, **apart) for streams in (1, 4))
+    assert one == pytest.approx(10**8 / 1e6 * 10e-3, rel=0.02)
+    assert four == pytest.approx(10**8 / 4e6 * 10e-3, rel=0.02)
+    lossy = [taken(10**8, streams=streams, latency=5e-4, loss=0.01) for streams in (1, 4)]
+    assert lossy[0] == pytest.approx(4 * lossy[1], rel=0.02)
+    limited = [taken(10**8, streams=streams, flows=(1e8, 2e8, 3e8)) for streams in (1, 2, 3)]
+    assert limited == [pytest.approx(10**8 / rate) for rate in (1e8, 3e8, 6e8)]
+    assert taken(16 * 1024, streams=4, flows=(1e8,)) == pytest.approx(16 * 1024 / 1e8), "too short to be cut"
+
+
+@given(n=st.integers(1, 5), g=st.integers(0, 3))
+def test_halving_takes_fewer_hops_and_bytes_than_a_ring(n: int, g: int) -> None:
+    """Of 2^n servers of 2^g ranks: the parts of ranks on one server never leave it."""
+    halves = {"halving": 1.0, "latency": 1.0}
+    layout = (2**n, 2**g)
+    hops = cost("all_reduce", 1000, ideal(*layout, **halves)) - cost("all_reduce", 1000, ideal(*layout, halving=1.0))
+    assert hops == pytest.approx(2 * n)
+    assert cost("all_reduce", 10**9, ideal(*layout, halving=1.0)) == pytest.approx(2 * (1 - 1 / 2**n))
+    ring = cost("all_reduce", 1000, ideal(3, 2**g))
+    assert cost("all_reduce", 1000, ideal(3, 2**g, halving=1.0)) == ring, "three servers are no power of two"
+    sites = [between_sites(2, 4, line=1e9, latency=late) for late in (1.0, 0.0)]
+    late = [cost("all_reduce", 1000, replace(each, physics=replace(IDEAL, halving=1.0))) for each in sites]
+    assert late[0] - late[1] == pytest.approx(2), "of two sites, one hop each way"
 
 
 def between_sites(sites: int, servers: int, per_server: int = 1, **far: float) -> Cluster:
