@@ -17,6 +17,9 @@ _RATE_TOLERANCE = 0.1
 _LATE = 0.05  # share of the packets
 _RTT_TOLERANCE = (0.5e-3, 0.1)  # seconds, or this share of the round trip if that is more
 
+CROWDED = 0.5
+"""Share of the cores' time that an emulated run may use: beyond it waits for a core are no longer short."""
+
 Pair = dict[str, Any]
 
 
@@ -59,9 +62,17 @@ def describe(network: Network) -> dict[str, Any]:
         "after": None,
         "drops": None,
         "late": None,
+        "busy": None,
         "traffic": None,
         "flags": [],
     }
+
+
+def crowded(busy: float | None, haste: float) -> Iterator[str]:
+    """A line on cores that had so much to do in the timed steps of an emulated run that its times are theirs."""
+    if busy is not None and busy > CROWDED:
+        slower = f"compute.haste={haste / 4:g}"
+        yield f"the cores were {busy:.0%} busy, so that steps took longer for it; {slower} has it count for a quarter"
 
 
 def flags(shape: Shape, frame: int, when: str, found: list[Pair]) -> Iterator[str]:

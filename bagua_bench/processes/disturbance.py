@@ -49,6 +49,23 @@ class Disturbance:
         return _Counts(time.monotonic(), busy, sum(core.steal for core in ours), _own())
 
 
+class Busy:
+    """Watches the cores of this process from its construction on."""
+
+    def __init__(self) -> None:
+        self._began = self._idle()
+
+    def share(self) -> float:
+        """Share of the cores' time that was used, by whatever: 0 to 1."""
+        (began, idle), (now, later) = self._began, self._idle()
+        return min(max(1 - (later - idle) / max(now - began, 1e-3), 0.0), 1.0)
+
+    def _idle(self) -> tuple[float, float]:
+        known, cores = psutil.cpu_times(percpu=True), sorted(os.sched_getaffinity(0))
+        ours = [known[core] for core in cores] if cores[-1] < len(known) else known
+        return time.monotonic(), sum(core.idle + core.iowait for core in ours) / len(ours)
+
+
 def _own() -> float:
     """CPU seconds of this process's tree, those that have ended and been waited for among them."""
     this, total = psutil.Process(), 0.0

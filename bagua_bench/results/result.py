@@ -175,6 +175,8 @@ class RankResult:
     """Counters of every stream of `bagua_net`, by peer."""
     skipped_steps: int | None = None
     interface: Interface | None = None
+    busy: float | None = None
+    """Share of the time of its machine's cores that was used, by whatever."""
     averaging: Averaging | None = None
     trains: bool = True
     """Whether it takes batches; False of a rank that only serves others."""

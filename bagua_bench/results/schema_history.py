@@ -38,7 +38,8 @@ HISTORY = {
     "versions the longest time that a rank took for it, whose sum is too long where ranks do not wait for each other; "
     "`config.run.trace` and `result.trace`: the file that shows what ranks did when, missing where it was not asked "
     "for",
-    13: "`config.transport.streams` may be `auto`: Bagua-Net chooses their number by the round trip",
+    13: "`config.transport.streams` may be `auto`: Bagua-Net chooses their number by the round trip; "
+    "`network.measured.busy`: the share of the cores' time that was used in the timed steps, missing in older versions",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)

@@ -8,6 +8,7 @@ import torch
 
 from bagua_bench.engine.trainer import Trainer
 from bagua_bench.network import counters
+from bagua_bench.processes.disturbance import Busy
 from bagua_bench.results.result import Interface, RankResult
 from bagua_bench.worker import memory
 
@@ -18,6 +19,7 @@ class Counts:
     def __init__(self, trainer: Trainer, device: torch.device) -> None:
         self._trainer, self._device = trainer, device
         memory.reset_peak(device)
+        self._cores = Busy()
         self._sent, self._on_wire = trainer.sent(), counters.sent()
         self._skipped = trainer.scale.skipped if trainer.scale is not None else 0
         if trainer.rounds is not None:
@@ -35,5 +37,6 @@ class Counts:
             peak_memory=memory.peak(self._device),
             skipped_steps=None if trainer.scale is None else trainer.scale.skipped - self._skipped,
             trains=trainer.trains,
+            busy=self._cores.share(),
             interface=Interface(**{key: value - self._on_wire[key] for key, value in counters.sent().items()}),
         )

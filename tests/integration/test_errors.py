@@ -57,6 +57,12 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
     (["task.data=/not/there"], ["task.data=/not/there", "digits, or a directory with train/CLASS"]),
     (["transport=nccl"], ["transport=nccl", "there is no CUDA device", "use gloo"]),
     (["transport=nccl_bagua_net"], ["transport=nccl_bagua_net", "there is no CUDA device", "use bagua_net"]),
+    (["transport.streams=4"], ["transport.streams=4", "null without"]),
+    (
+        ["transport=bagua_net", "transport.streams=65"],
+        ["transport.streams=65", "allowed: 1 to 64 or auto with bagua_net"],
+    ),
+    (["transport=bagua_net", "transport.streams=many"], ["transport.streams=many", "1 to 64 or auto"]),
     (["cluster=3x1"], ["cluster=3x1", "write cluster.servers=3 cluster.ranks_per_server=1"]),
     (["cluster=big"], ["cluster=big", "allowed: 2x2"]),
     (["task=own", "task.parameters=1e9"], ["mode=measure", "task=own", "allowed: emulate, simulate"]),

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from bagua_bench.processes import alone, disturbance
-from bagua_bench.processes.disturbance import Disturbance
+from bagua_bench.processes.disturbance import Busy, Disturbance
 from tests.catalogue import HOME
 from tests.integration.cli import COMMAND, TINY, recorded
 
@@ -32,6 +32,20 @@ def test_what_this_process_and_its_children_compute_is_their_own() -> None:
     finally:
         living.kill()
         living.wait()
+
+
+def test_how_busy_the_cores_were() -> None:
+    cores, watch, began = len(os.sched_getaffinity(0)), Busy(), time.monotonic()
+    subprocess.run([sys.executable, "-c", SPIN.format(1)], check=True)
+    taken = time.monotonic() - began
+    assert 0.9 / (taken * cores) - 0.05 < watch.share() <= 1
+
+
+def test_idle_time_is_that_of_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two cores in 4 s, one was idle for 3 s and waited for a disk for 0.5 s, the other was idle for 1 s."""
+    counts = iter([(0.0, 100.0), (4.0, 100 + (3 + 0.5 + 1) / 2)])
+    monkeypatch.setattr(Busy, "_idle", lambda self: next(counts))
+    assert Busy().share() == pytest.approx(1 - 4.5 / 8)
 
 
 def test_what_strangers_compute_is_a_disturbance() -> None:

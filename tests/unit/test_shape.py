@@ -247,6 +247,13 @@ def test_a_disturbance_within_a_run_is_flagged() -> None:
     ]
 
 
+def test_crowded_cores_are_flagged() -> None:
+    assert list(survey.crowded(None, 1.0)) == list(survey.crowded(0.3, 1.0)) == []
+    assert list(survey.crowded(0.8, 1.0)) == [
+        "the cores were 80% busy, so that steps took longer for it; compute.haste=0.25 has it count for a quarter"
+    ]
+
+
 def rank(flat: float, inter: float, on_wire: int) -> RankResult:
     return RankResult(
         seconds=({}, {}),

@@ -1,0 +1,49 @@
+"""How many streams Bagua-Net has: the suite counts on the number that the transport chooses."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagua_bench.configuration import network_shape
+from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.network_shape import longest_trip, shape_of, streams
+from bagua_bench.machine.scale import scale_model
+from bagua_bench.simulate.cluster import PART
+from tests.catalogue import HOME, resolved
+
+STREAMS = [
+    (["network.latency=1ms"], 4),
+    (["network.latency=40ms"], 32),
+    (["network.latency=400ms"], 64),
+    (["network.latency=1ms", "+cluster.server.1.latency=19ms"], 8),
+    (["network.latency=1ms", "+cluster.server.1.latency=19ms", "+cluster.server.0.latency=41ms"], 24),
+    (["network.latency=1ms", "network.sites=2", "network.wan.latency=29ms"], 24),
+]
+
+
+@pytest.mark.parametrize(("asked", "number"), STREAMS)
+def test_streams_by_the_round_trip(asked: list[str], number: int) -> None:
+    """One for each 2.5 ms of the longest, 4 to 64; queues have room for the windows of all of them."""
+    asked = ["network=1gbit", "cluster.servers=4", "transport=bagua_net", *asked]
+    cell = resolved(*asked, "transport.streams=auto")
+    assert streams(cell.transport, longest_trip(cell)) == number
+    assert shape_of(cell).connections == number * 3
+    assert cell == Cell.from_json(cell.to_json())
+    shape = shape_of(resolved(*asked, "transport.streams=2"))
+    assert shape.connections == 2 * 3
+    assert max(shape.rtt(0, rank) for rank in range(1, 4)) == pytest.approx(longest_trip(cell))
+
+
+def test_the_transport_chooses_by_the_same_numbers() -> None:
+    core = HOME / "bagua_bench" / "transport" / "cpp" / "core"
+    tuning, wire = (core / "tuning.h").read_text(), (core / "wire.h").read_text()
+    assert f"kFewestStreams = {network_shape.FEWEST_STREAMS};" in tuning
+    assert f"kStreamPerSeconds = {network_shape.STREAM_PER_SECONDS * 1e3}e-3;" in tuning
+    assert f"kMaxStreams = {network_shape.MOST_STREAMS};" in wire
+    assert f"kMinChunkBytes = {PART >> 10} << 10" in tuning
+
+
+def test_a_quicker_run_has_as_many_streams() -> None:
+    asked = ["mode=emulate", "network=1gbit", "network.latency=40ms", "transport=bagua_net", "transport.streams=auto"]
+    assert scale_model(resolved(*asked)).transport.streams == "auto"
+    assert scale_model(resolved(*asked, "compute.haste=4")).transport.streams == 32
