@@ -16,7 +16,7 @@ from rich.table import Table
 from bagua_bench import libraries
 from bagua_bench.configuration import units
 from bagua_bench.network.commands import NetworkError
-from tools.transport import bench, compiled, faults, measure, of_groups, sanitize, shaped, siege
+from tools.transport import bench, compiled, faults, measure, nccl, of_groups, sanitize, shaped, siege
 from tools.transport.bench import Plugin
 from tools.transport.of_groups import write
 from tools.transport.pair import HarnessError, Pair
@@ -63,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--strangers", type=int, default=1000)
     one.add_argument("--chunks", type=int, default=300)
     one.set_defaults(run=_sanitize)
+    one = commands.add_parser("nccl", help="every version of the plugin's table through NCCL's own loader; no GPU")
+    one.add_argument("--nccl", type=Path, help="libnccl.so.2 (default: that of the package nvidia-nccl-cu12 or -cu13)")
+    one.add_argument("--json", type=Path, help="write the outcome to this file")
+    one.set_defaults(run=_nccl)
     of_groups.add(commands)
     one = commands.add_parser("soak", help="many faults, hostile connections and bytes, checked")
     _plugin_options(one)
@@ -170,6 +174,25 @@ def _soak(options: argparse.Namespace) -> int:
     }
     write(options.json, outcome)
     return 0 if good else 1
+
+
+def _nccl(options: argparse.Namespace) -> int:
+    library = options.nccl or nccl.installed()
+    if library is None:
+        raise ValueError("NCCL is not here: pip install --no-deps nvidia-nccl-cu12, or --nccl libnccl.so.2")
+    loader, found = nccl.read(library), []
+    for number in loader.interfaces:
+        try:
+            with Pair(compiled.harness(), libraries.plugin(), f"ncclNetPlugin_v{number}", nccl=loader) as pair:
+                pair.link()
+                pair.stream(size=2**20, count=200, window=32, check=number)
+                found.append({"interface": number, "works": True, **pair.a.ask("facts")})
+        except HarnessError as error:
+            found.append({"interface": number, "works": False, "reason": str(error)})
+        state = "found, connected, 200 messages compared" if found[-1]["works"] else found[-1]["reason"]
+        print(f"NCCL {loader.version}, ncclNetPlugin_v{number}: {state}", flush=True)
+    write(options.json, {"command": sys.argv[1:], "nccl": loader.version, "interfaces": found})
+    return 0 if all(one["works"] for one in found) else 1
 
 
 def _integrity(plugin: Plugin, total: float, seed: int) -> dict[str, Any]:

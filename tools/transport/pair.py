@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tools.transport.nccl import Nccl
+
 GROUP = "bagua_net"
 _WORKER = Path(__file__).with_name("worker.py")
 
@@ -64,8 +66,8 @@ class Process:
 
 
 class Pair:
-    """Two workers `a` and `b` with one plugin loaded in both; or, with GROUP for its symbol, with the torch backend's
-    group of ranks, connected."""
+    """Two workers `a` and `b` with one plugin loaded in both, by themselves or by NCCL's loader; or, with GROUP for its
+    symbol, with the torch backend's group of ranks, connected."""
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Pair:
         environment: Mapping[str, str] | None = None,
         prefixes: tuple[Sequence[str], Sequence[str]] = ((), ()),
         verbose: bool = False,
+        nccl: Nccl | None = None,
     ) -> None:
         variables = {"NCCL_SOCKET_IFNAME": "lo", **(environment or {})}
         self.a, self.b = (Process(library, variables, prefix) for prefix in prefixes)
@@ -82,6 +85,8 @@ class Pair:
         for rank, process in enumerate((self.a, self.b)):
             if symbol == GROUP:
                 process.tell("open_group", path=str(plugin), rank=rank)
+            elif nccl is not None:
+                process.tell("open_by_nccl", **nccl.told(), path=str(plugin), symbol=symbol, verbose=verbose)
             else:
                 process.tell("open", path=str(plugin), symbol=symbol, verbose=verbose)
         opened = [process.hear()["opened"] for process in (self.a, self.b)]

@@ -85,8 +85,8 @@ class Worker:
 
     def __init__(self, library: str) -> None:
         self.lib = ctypes.CDLL(library)
-        for function in (self.lib.harness_open, self.lib.harness_open_group, self.lib.harness_join):
-            function.restype = _P
+        for name in ("open", "adopt", "open_group", "join"):
+            getattr(self.lib, f"harness_{name}").restype = _P
         self.net: int | None = None
         self.path = ""
         self.held: dict[str, Any] = {}
@@ -96,6 +96,20 @@ class Worker:
         self.path = path
         version = int(symbol.rpartition("_v")[2])
         self.net = self.lib.harness_open(path.encode(), symbol.encode(), version, int(verbose))
+        return {"opened": self.net is not None}
+
+    def open_by_nccl(
+        self, nccl: str, places: dict[str, int], newest: int, path: str, symbol: str, verbose: bool = False
+    ) -> dict[str, Any]:
+        """Load a plugin as NCCL does, see tools/transport/nccl.py; `opened` is False if it cannot be used."""
+        self.path = path
+        library = ctypes.CDLL(nccl)
+        base = (ctypes.cast(library.ncclGetVersion, _P).value or 0) - places["ncclGetVersion"]
+        load = ctypes.CFUNCTYPE(_P, ctypes.c_char_p)(base + places["load"])
+        look_up = ctypes.CFUNCTYPE(_P, _P)(base + places[symbol])
+        handle = load(path.encode())
+        table = look_up(handle) if handle else None
+        self.net = self.lib.harness_adopt(_P(table), newest, int(verbose)) if table else None
         return {"opened": self.net is not None}
 
     def open_group(self, path: str, rank: int) -> dict[str, Any]:

@@ -33,6 +33,11 @@ void log_line(int level, unsigned long, const char*, int, const char* format, ..
     std::fputc('\n', stderr);
 }
 
+// The session, once its plugin is ready; null if it does not get ready.
+Session* begun(std::unique_ptr<Session> session) {
+    return session->net->init(log_line) == 0 ? session.release() : nullptr;
+}
+
 Net& net_of(void* h) { return *static_cast<Session*>(h)->net; }
 Mover& mover_of(void* h) { return static_cast<Session*>(h)->mover(); }
 
@@ -83,8 +88,16 @@ EXPORT void* harness_open(const char* path, const char* symbol, int version, int
         std::fprintf(stderr, "%s\n", table ? "version unknown to the harness" : dlerror());
         return nullptr;
     }
-    if (session->net->init(log_line) != 0) return nullptr;
-    return session.release();
+    return begun(std::move(session));
+}
+
+// With a table that something else has loaded.
+EXPORT void* harness_adopt(const void* table, int version, int loud) {
+    prctl(PR_SET_TIMERSLACK, 1000);
+    verbose = loud;
+    auto session = std::make_unique<Session>();
+    session->net = adapt(table, version);
+    return session->net ? begun(std::move(session)) : nullptr;
 }
 
 EXPORT void* harness_open_group(const char* path, int rank, void* handle) {
@@ -101,7 +114,7 @@ EXPORT int harness_close(void* h) {
     int result = 0;
     if (session->group) session->group->close();
     if (session->net) result = session->net->finish();
-    dlclose(session->library);
+    if (session->library) dlclose(session->library);
     delete session;
     return result;
 }
