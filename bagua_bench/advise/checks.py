@@ -24,7 +24,9 @@ def commands(answer: Answer, arguments: Sequence[str]) -> list[str]:
     The cluster is not larger than 4 servers of 1 rank, and the model a scale model.
     """
     rows = [answer.first, *([] if answer.rival is None or _is_first(answer) else [answer.rival])]
-    return [f"bagua-bench run {' '.join([*_where(answer.base, arguments), *settings(row)])}" for row in rows]
+    return [
+        f"bagua-bench run {' '.join([*_where(answer.base, arguments), *_over(row), *settings(row)])}" for row in rows
+    ]
 
 
 def _is_first(answer: Answer) -> bool:
@@ -83,9 +85,17 @@ def _where(base: Cell, arguments: Sequence[str]) -> Iterator[str]:
         yield f"network.bandwidth={units.text(8 * cluster.physics.line, units.BITS_PER_SECOND)}"
     yield f"cluster.servers={min(max(base.cluster.servers, 2), _MOST_SERVERS)}"
     yield "run.steps=5"
-    if has_cuda():
-        yield "transport=gloo"
     yield f"compute.shrink={_rounded(max(1.0, layers_of(base.task).elements / _ELEMENTS)):g}"
+
+
+def _over(row: Row) -> Iterator[str]:
+    """The transport that moves tensors of CPUs as the row's moves its own."""
+    transport = row.cell.transport
+    if "bagua_net" in (transport.backend, transport.plugin):
+        yield "transport=bagua_net"
+        yield f"transport.streams={transport.streams}"
+    elif has_cuda():
+        yield "transport=gloo"
 
 
 def _rounded(value: float) -> float:

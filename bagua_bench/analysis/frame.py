@@ -108,7 +108,9 @@ def _code(code: Row) -> Row:
 
 def _network(network: Row) -> Row:
     measured = network.get("measured")
-    return {} if measured is None else {"network_flags": len(measured.get("flags", ()))}
+    if measured is None:
+        return {}
+    return {"network_flags": len(measured.get("flags", ())), "network_busy": measured.get("busy")}
 
 
 def _disturbance(found: Row) -> Row:

@@ -77,11 +77,7 @@ GLOO: dict[str, Any] = {
 }
 """Known parameters of the same runs, from how gloo and the kernel work."""
 
-BAGUA_NET: dict[str, Any] = {
-    "halving": 1.0,
-    "channels": 1.0,  # of several streams, which the cell names
-    **{key: GLOO[key] for key in ("gather_hop", "packet", "packets", "window", "ring", "process")},
-}
+BAGUA_NET: dict[str, Any] = {key: GLOO[key] for key in ("packet", "packets", "window", "ring", "process")}
 """Known parameters of runs over Bagua-Net: a sender waits for nobody, and a group does one thing at a time."""
 
 

@@ -130,6 +130,8 @@ def link_of(network: NetworkPart | LinkPart, changes: Mapping[str, float | None]
 
 def streams(transport: TransportPart, trip: float) -> int:
     """TCP connections over which a transport moves one message, where a round trip takes `trip` seconds."""
+    if transport.backend != "bagua_net" and transport.plugin is None:
+        return 1
     if transport.streams == AUTO:
         return min(MOST_STREAMS, max(FEWEST_STREAMS, math.ceil(trip / STREAM_PER_SECONDS)))
     return int(transport.streams or 1)
@@ -137,10 +139,16 @@ def streams(transport: TransportPart, trip: float) -> int:
 
 def longest_trip(cell: Cell) -> float:
     """Longest round trip between two servers that the network asks for, seconds."""
-    network, own = cell.network, cell.cluster.server.values()
-    late = [link_of(network, changes).latency for changes in own]
-    late += [network.latency] * min(cell.cluster.servers - len(late), 2)
-    return sum(sorted(late)[-2:]) + (2 * network.wan.latency if network.sites > 1 else 0.0)
+    network, cluster = cell.network, cell.cluster
+    late = {int(number): link_of(network, changes).latency for number, changes in cluster.server.items()}
+    near = [*late.values(), *[network.latency] * min(cluster.servers - len(late), 2)]
+    if network.sites == 1:
+        return sum(sorted(near)[-2:])
+    worst = [network.latency] * network.sites  # of each site; it may be that of servers that are all said to be nearer
+    for number, latency in late.items():
+        site = number * network.sites // cluster.servers
+        worst[site] = max(worst[site], latency)
+    return max(sum(sorted(near)[-2:]), sum(sorted(worst)[-2:]) + 2 * network.wan.latency)
 
 
 def shape_of(cell: Cell) -> Shape:

@@ -54,9 +54,6 @@ class Physics:
     """Rate of a ring's software from one server to the next."""
     channels: Count = 4.0
     """Connections of a ring from one server to the next."""
-    halving: Fraction = 0.0
-    """1: an all-reduce among a power of two of ranks halves what is left at every step, the largest parts go to the
-    nearest ranks; 0: it is a ring."""
     fade: NotNegative = 0.0
     """Exponent by which the rate `ring` falls with the number of servers: all wait for the slowest flow."""
     latency: NotNegative = 15e-6

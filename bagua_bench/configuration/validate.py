@@ -155,6 +155,8 @@ def _transport(cell: Cell) -> Iterator[str]:
     known = streams in (None, AUTO) or (isinstance(streams, int) and 1 <= streams <= MOST_STREAMS)
     if used != (streams is not None) or not known:
         yield f"transport.streams={_text(streams)}: allowed: 1 to {MOST_STREAMS} or auto with bagua_net, null without"
+    if streams == AUTO and cell.run.autotune is not None:
+        yield f"transport.streams={AUTO}: run.autotune chooses their number; allowed with it: 1 to {MOST_STREAMS}"
     least, most = _CHUNKS
     if transport.chunk is not None and not (used and least <= transport.chunk <= most):
         yield f"transport.chunk={transport.chunk}: allowed: {least} to {most} bytes with bagua_net, null without"

@@ -65,7 +65,7 @@ class Shaped:
         measured["flags"] += survey.flags_within(measured["drops"], network.shape, measured["late"])
         measured["busy"] = max((rank.busy for rank in result.ranks if rank.busy is not None), default=None)
         if cell.mode == "emulate":
-            measured["flags"] += survey.crowded(measured["busy"], cell.haste)
+            measured["flags"] += survey.crowded(measured["busy"], cell.haste, network.shape)
         if first or time.monotonic() - self._when > _FRESH:
             self._survey(watch)
             self._note("after", measured)

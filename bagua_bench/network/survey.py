@@ -68,11 +68,16 @@ def describe(network: Network) -> dict[str, Any]:
     }
 
 
-def crowded(busy: float | None, haste: float) -> Iterator[str]:
-    """A line on cores that had so much to do in the timed steps of an emulated run that its times are theirs."""
-    if busy is not None and busy > CROWDED:
-        slower = f"compute.haste={haste / 4:g}"
-        yield f"the cores were {busy:.0%} busy, so that steps took longer for it; {slower} has it count for a quarter"
+def crowded(busy: float | None, haste: float, shape: Shape) -> Iterator[str]:
+    """A line on cores that had so much to do in an emulated run's timed steps that its times are theirs.
+
+    With loss it proposes no other pace: TCP's own times would stay.
+    """
+    if busy is None or busy <= CROWDED:
+        return
+    slower = f"; compute.haste={haste / 2:g} has it count for half as much"
+    lossy = any(link.loss for link in shape.all_links)
+    yield f"the cores were {busy:.0%} busy, so that steps took longer for it{'' if lossy else slower}"
 
 
 def flags(shape: Shape, frame: int, when: str, found: list[Pair]) -> Iterator[str]:

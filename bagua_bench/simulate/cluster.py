@@ -37,6 +37,8 @@ class Links:
     """Most that single TCP connections may carry, each of which gets the next limit in turn; none: no limit."""
     streams: int = 1
     """TCP connections over which a transport moves one message."""
+    grouped: bool = False
+    """Whether collectives are those of Bagua-Net's groups, with one connection between two ranks."""
     ring: tuple[tuple[float, float], ...] = ()
     """Half the round trips between a server and the next one, and the share of the servers that have each; none:
     `latency`, as all are alike."""
@@ -125,14 +127,13 @@ class Cluster:
         """How many of a transport's streams have a part of a message of nbytes."""
         return max(1, min(self.network.streams, int(nbytes // PART)))
 
-    def stall(self, nbytes: float, rate: float, limit: float = math.inf) -> float:
-        """Time that a message of nbytes on one connection of `rate` waits for its window, at most `limit`, to open.
+    def stall(self, nbytes: float, rate: float, streams: int, limit: float = math.inf) -> float:
+        """Time that nbytes on one connection of `rate` wait for its window, at most `limit`, to open.
 
-        Every window beyond the first takes a cycle. Where the connection has several streams, they have a window each.
+        Every window beyond the first takes a cycle. So many streams have a window each.
         """
-        streams = self.streams(nbytes)
         window = min(streams * self.physics.window * self.network.buffer / BUFFER, limit)
-        packets = streams * self.physics.packets if self.network.latency or self.network.jitter else 1.0
+        packets = streams * (self.physics.packets if self.network.latency or self.network.jitter else 1.0)
         packet = min(self.physics.packet, window / packets)
         return max(0.0, nbytes / window - 1) * (self.cycle(window, rate, packet, packets) - window / rate)
 
@@ -148,12 +149,12 @@ class Cluster:
         wait = 2 * sending * packet / rate * (1 - 1 / packets)
         return (trip + sending + math.sqrt((trip - sending) ** 2 + wait)) / 2
 
-    def connection(self, nbytes: float) -> float:
-        """Rate that one connection may have with a message of nbytes, bytes/s: by loss and by limits of single ones.
+    def connection(self, streams: int) -> float:
+        """Rate that one connection of so many streams may have, bytes/s: by loss and by limits of single ones.
 
-        Its streams, if it has several, carry what each of them can. The slowest connection counts, as all wait for it.
+        Streams carry what each of them can. The slowest connection counts, as all wait for it.
         """
-        streams, flows = self.streams(nbytes), self.network.flows
+        flows = self.network.flows
         turns = [sum(flows[(first + k) % len(flows)] for k in range(streams)) for first in range(len(flows))]
         return min(streams * self.lossy, *turns, math.inf)
 
@@ -193,6 +194,7 @@ def cluster_of(cell: Cell, physics: Physics | None = None) -> Cluster:
         buffer=float(asked.tcp_window),
         software=asked.software_delay,
         flows=tuple(rate / 8 for rate in asked.flow_rates),
+        grouped=cell.transport.backend == "bagua_net",
         ring=_ring(cell) if len(set(latencies)) > 1 else (),
     )
     network = replace(network, streams=streams(cell.transport, 2 * network.latency))

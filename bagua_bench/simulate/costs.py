@@ -13,7 +13,9 @@ from dataclasses import replace
 
 from bagua_bench.configuration.physics import BUFFER
 from bagua_bench.machine.program import Collective
+from bagua_bench.simulate import bagua_net
 from bagua_bench.simulate.cluster import Cluster, Layout
+from bagua_bench.simulate.transfers import direct_transfer, ring, ring_transfer, spread
 
 
 def seconds(call: Collective, cluster: Cluster) -> float:
@@ -26,7 +28,8 @@ def seconds(call: Collective, cluster: Cluster) -> float:
         return host + inside(call, per_server, cluster) if per_server > 1 else 0.0
     if call.kind == "push_pull":
         host = 0.0  # threads of their own wait for the servers
-    return host + BETWEEN[call.kind](call, per_server if call.level == "flat" else 1, cluster)
+    formulas = {**BETWEEN, **bagua_net.BETWEEN} if cluster.network.grouped else BETWEEN
+    return host + formulas[call.kind](call, per_server if call.level == "flat" else 1, cluster)
 
 
 def without_hops(cluster: Cluster) -> Cluster:
@@ -60,27 +63,14 @@ def inside(call: Collective, g: int, cluster: Cluster) -> float:
 def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring over all ranks: 2(n - 1) hops between servers, 2(N - n) inside, 2(N - 1)/N S over every interface."""
     n = cluster.layout.servers
-    if cluster.physics.halving and (n * g) & (n * g - 1) == 0:
-        return halving(call, g, cluster)
-    transfer = ring_transfer(2 * (n * g - 1) / (n * g) * call.nbytes, cluster)
+    transfer = ring_transfer(2 * (n * g - 1) / (n * g) * call.nbytes, 2 * (n * g - 1), cluster)
     return ring(2 * (n - 1), cluster.physics.ring_hop, transfer, cluster) + 2 * (n * g - n) * cluster.physics.inside_hop
-
-
-def halving(call: Collective, g: int, cluster: Cluster) -> float:
-    """Recursive halving and doubling: 2(n - 1)/n S over every interface.
-
-    2 log2 n hops are between servers, 2 log2 g inside; of s sites, 2 log2 s are between them.
-    """
-    hops, far = math.log2(cluster.layout.servers), math.log2(cluster.sites)
-    latency = 2 * cluster.physics.ring_hop * ((hops - far) * cluster.latency + far * cluster.reach)
-    inside_hops = 2 * math.log2(g) * cluster.physics.inside_hop
-    return latency + inside_hops + ring_transfer(2 * (1 - 1 / cluster.layout.servers) * call.nbytes, cluster)
 
 
 def reduce_scatter(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring: the first half of an all-reduce."""
     n = cluster.layout.servers
-    transfer = ring_transfer((n * g - 1) / (n * g) * call.nbytes, cluster)
+    transfer = ring_transfer((n * g - 1) / (n * g) * call.nbytes, n * g - 1, cluster)
     return ring(n - 1, cluster.physics.ring_hop, transfer, cluster) + (n * g - n) * cluster.physics.inside_hop
 
 
@@ -90,7 +80,7 @@ def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
     hops = max(cluster.physics.hop, cluster.physics.gather_hop * (n - 1))
     nbytes, within = (n * g - 1) * call.nbytes, (n * g - n) * cluster.physics.inside_hop
     if g > 1:
-        return ring(n - 1, hops / (n - 1), ring_transfer(nbytes, cluster), cluster) + within
+        return ring(n - 1, hops / (n - 1), ring_transfer(nbytes, n * g - 1, cluster), cluster) + within
     return hops * cluster.reach + spread(nbytes, n - 1, cluster) + within
 
 
@@ -137,7 +127,7 @@ def tree(call: Collective, g: int, cluster: Cluster) -> float:
     hops = math.ceil(math.log2(cluster.layout.servers))
     far = math.ceil(math.log2(cluster.sites))
     latency = cluster.physics.ring_hop * ((hops - far) * cluster.latency + far * cluster.reach)
-    return latency + (g - 1) * cluster.physics.inside_hop + ring_transfer(call.nbytes, cluster)
+    return latency + (g - 1) * cluster.physics.inside_hop + ring_transfer(call.nbytes, 1, cluster)
 
 
 def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
@@ -158,77 +148,12 @@ def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
 def pushed(nbytes: float, workers: int, servers: int, cluster: Cluster) -> float:
     """Seconds for nbytes of each of some workers behind one line, which have a connection each to every server."""
     physics = cluster.physics
-    own = cluster.connection(nbytes / servers)
-    rate = min(cluster.line * physics.efficiency_ring, workers * physics.servers, workers * servers * own)
+    own = workers * servers * cluster.connection(1)
+    rate = min(cluster.line * physics.efficiency_ring, workers * physics.servers, own)
     credit = min(physics.servers_window, servers * physics.window * cluster.network.buffer / BUFFER)
     partition = min(physics.partition, credit)
     cycle = cluster.cycle(credit, rate / workers, partition, credit / partition)
     return nbytes * cycle / credit
-
-
-def ring(hops: int, latencies: float, transfer: float, cluster: Cluster) -> float:
-    """Seconds of a ring: every hop forwards a chunk as soon as it arrives, with several of its segments in flight.
-
-    With k segments in flight, a segment starts so many latencies after the k-th before it was sent, if the line is
-    free. What arrives passes the hops one after the other, and each as quickly as that one can.
-    """
-    chunk, in_flight = transfer / hops, cluster.physics.segments
-    return hops * sum(share * max(chunk, chunk / in_flight + latencies * late) for late, share in cluster.hops)
-
-
-def spread(nbytes: float, connections: int, cluster: Cluster, processes: int = 1) -> float:
-    """Seconds for nbytes that every server sends to all others alike.
-
-    A site's line carries what its m servers send to the n - m elsewhere.
-    """
-    transfer = direct_transfer(nbytes, connections, cluster, processes)
-    if cluster.far is None:
-        return transfer
-    n, here = cluster.layout.servers, cluster.layout.servers // cluster.sites
-    crossing = here * (n - here) / (n - 1)
-    lines = round(crossing * connections)
-    return max(transfer, direct_transfer(crossing * nbytes, lines, cluster.far, here * processes))
-
-
-def ring_transfer(nbytes: float, cluster: Cluster) -> float:
-    """Seconds for nbytes through an interface whose ring has `channels` connections to the next server.
-
-    The ring passes every site once, so a site's line carries as much.
-    """
-    if cluster.far is not None:
-        return max(ring_transfer(nbytes, cluster.far), ring_transfer(nbytes, _in_one_place(cluster)))
-    physics = cluster.physics
-    channels = max(1.0, physics.channels)
-    software = physics.ring * math.pow(cluster.layout.servers, -physics.fade)
-    software = min(software, channels * cluster.connection(nbytes / channels))
-    rate = min(cluster.goodput(physics.efficiency_ring, cluster.layout.servers), software)
-    return nbytes / rate + cluster.stall(nbytes / channels, rate / channels)
-
-
-def _in_one_place(cluster: Cluster) -> Cluster:
-    return replace(cluster, network=replace(cluster.network, sites=1, far=None))
-
-
-def direct_transfer(nbytes: float, connections: int, cluster: Cluster, processes: int = 1) -> float:
-    """Seconds for nbytes through an interface, spread evenly over `connections`."""
-    if not connections:
-        return 0.0
-    physics = cluster.physics
-    software = min(processes * physics.process, connections * cluster.connection(nbytes / connections))
-    rate = min(cluster.goodput(physics.efficiency_direct, connections // processes + 1), software)
-    return nbytes / rate + cluster.stall(
-        nbytes / connections, rate / connections, incast(connections, cluster, processes)
-    )
-
-
-def incast(connections: int, cluster: Cluster, processes: int) -> float:
-    """Bytes that each connection to an interface may have in flight if all together are to fit a switch's queue.
-
-    There is no limit where the senders together are no faster than the line (Phanishayee et al., FAST 2008).
-    """
-    senders = connections / processes
-    line = cluster.network.line or cluster.physics.line
-    return cluster.physics.incast / connections if senders * cluster.physics.process > line else math.inf
 
 
 BETWEEN: dict[str, Callable[[Collective, int, Cluster], float]] = {
@@ -242,4 +167,4 @@ BETWEEN: dict[str, Callable[[Collective, int, Cluster], float]] = {
     "broadcast": tree,
     "push_pull": push_pull,
 }
-"""Formulas of collectives that cross servers, by the communicator's names."""
+"""Formulas of collectives that cross servers, by the communicator's names; a transport may have some of its own."""

@@ -62,6 +62,7 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
         ["transport=bagua_net", "transport.streams=65"],
         ["transport.streams=65", "allowed: 1 to 64 or auto with bagua_net"],
     ),
+    (["transport=bagua_net", "transport.streams=auto", "run.autotune=true"], ["transport.streams=auto: run.autotune"]),
     (["transport=bagua_net", "transport.streams=many"], ["transport.streams=many", "1 to 64 or auto"]),
     (["cluster=3x1"], ["cluster=3x1", "write cluster.servers=3 cluster.ranks_per_server=1"]),
     (["cluster=big"], ["cluster=big", "allowed: 2x2"]),

@@ -147,6 +147,7 @@ RANKS = st.builds(
     streams=st.none() | st.dictionaries(st.text(), st.lists(st.dictionaries(st.text(), FLOATS)).map(tuple)),
     skipped_steps=st.none() | st.integers(0),
     interface=st.none() | st.builds(Interface, st.integers(0), st.integers(0)),
+    busy=st.none() | st.floats(0, 1),
     spans=st.lists(
         st.builds(Span, st.text(), st.text(), FLOATS, FLOATS, st.none() | FLOATS, st.none() | st.text())
     ).map(tuple),

@@ -254,21 +254,6 @@ def test_streams_carry_what_each_of_them_can() -> None:
     assert taken(16 * 1024, streams=4, flows=(1e8,)) == pytest.approx(16 * 1024 / 1e8), "too short to be cut"
 
 
-@given(n=st.integers(1, 5), g=st.integers(0, 3))
-def test_halving_takes_fewer_hops_and_bytes_than_a_ring(n: int, g: int) -> None:
-    """Of 2^n servers of 2^g ranks: the parts of ranks on one server never leave it."""
-    halves = {"halving": 1.0, "latency": 1.0}
-    layout = (2**n, 2**g)
-    hops = cost("all_reduce", 1000, ideal(*layout, **halves)) - cost("all_reduce", 1000, ideal(*layout, halving=1.0))
-    assert hops == pytest.approx(2 * n)
-    assert cost("all_reduce", 10**9, ideal(*layout, halving=1.0)) == pytest.approx(2 * (1 - 1 / 2**n))
-    ring = cost("all_reduce", 1000, ideal(3, 2**g))
-    assert cost("all_reduce", 1000, ideal(3, 2**g, halving=1.0)) == ring, "three servers are no power of two"
-    sites = [between_sites(2, 4, line=1e9, latency=late) for late in (1.0, 0.0)]
-    late = [cost("all_reduce", 1000, replace(each, physics=replace(IDEAL, halving=1.0))) for each in sites]
-    assert late[0] - late[1] == pytest.approx(2), "of two sites, one hop each way"
-
-
 def between_sites(sites: int, servers: int, per_server: int = 1, **far: float) -> Cluster:
     """Servers of 1 GB/s without latency, in sites that 0.1 GB/s and a second join, unless said otherwise."""
     links = Links(1e9, sites=sites, far=Links(far.pop("line", 1e8), latency=far.pop("latency", 1.0)))

@@ -248,10 +248,10 @@ def test_a_disturbance_within_a_run_is_flagged() -> None:
 
 
 def test_crowded_cores_are_flagged() -> None:
-    assert list(survey.crowded(None, 1.0)) == list(survey.crowded(0.3, 1.0)) == []
-    assert list(survey.crowded(0.8, 1.0)) == [
-        "the cores were 80% busy, so that steps took longer for it; compute.haste=0.25 has it count for a quarter"
-    ]
+    assert list(survey.crowded(None, 1.0, shape())) == list(survey.crowded(0.3, 1.0, shape())) == []
+    said = "the cores were 80% busy, so that steps took longer for it"
+    assert list(survey.crowded(0.8, 1.0, shape())) == [f"{said}; compute.haste=0.5 has it count for half as much"]
+    assert list(survey.crowded(0.8, 1.0, shape(loss=0.01))) == [said]
 
 
 def rank(flat: float, inter: float, on_wire: int) -> RankResult:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
 from bagua_bench.configuration import network_shape
@@ -18,6 +20,8 @@ STREAMS = [
     (["network.latency=1ms", "+cluster.server.1.latency=19ms"], 8),
     (["network.latency=1ms", "+cluster.server.1.latency=19ms", "+cluster.server.0.latency=41ms"], 24),
     (["network.latency=1ms", "network.sites=2", "network.wan.latency=29ms"], 24),
+    (["network.sites=2", "network.wan.latency=5ms", "+cluster.server.0.latency=30ms"], 16),
+    (["network.sites=2", "network.wan.latency=5ms", *(f"+cluster.server.{k}.latency=30ms" for k in (0, 1))], 24),
 ]
 
 
@@ -31,7 +35,14 @@ def test_streams_by_the_round_trip(asked: list[str], number: int) -> None:
     assert cell == Cell.from_json(cell.to_json())
     shape = shape_of(resolved(*asked, "transport.streams=2"))
     assert shape.connections == 2 * 3
-    assert max(shape.rtt(0, rank) for rank in range(1, 4)) == pytest.approx(longest_trip(cell))
+    assert max(shape.rtt(a, b) for a, b in combinations(range(4), 2)) == pytest.approx(longest_trip(cell))
+
+
+def test_no_other_transport_has_streams() -> None:
+    """Advice compares transports with the same keys."""
+    for name, number in (("gloo", 1), ("nccl", 1), ("nccl_bagua_net", 8)):
+        cell = resolved("mode=simulate", f"transport={name}", "transport.streams=8")
+        assert streams(cell.transport, 0.1) == number
 
 
 def test_the_transport_chooses_by_the_same_numbers() -> None:

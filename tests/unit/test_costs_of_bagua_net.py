@@ -1,0 +1,101 @@
+"""Costs of the collectives that Bagua-Net's groups have of their own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua_bench.simulate.cluster import PART, Cluster, Layout, Links, cluster_of
+from tests.catalogue import resolved
+from tests.unit.test_costs import IDEAL, cost
+
+KIB, MB = 1024, 10**6
+
+
+def group(n: int, g: int = 1, physics: dict[str, float] | None = None, **links: Any) -> Cluster:
+    """Servers of 1 GB/s without latency."""
+    return Cluster(replace(IDEAL, **(physics or {})), Links(1e9, grouped=True, **links), Layout(n, g))
+
+
+def late(kind: str, nbytes: int, n: int, g: int = 1) -> float:
+    """Latencies in the time of a collective."""
+    return cost(kind, nbytes, group(n, g, {"latency": 1.0})) - cost(kind, nbytes, group(n, g))
+
+
+@given(n=st.integers(1, 5), g=st.integers(0, 3))
+def test_halving_takes_fewer_hops_and_bytes_than_a_ring(n: int, g: int) -> None:
+    """Of 2^n servers of 2^g ranks: the parts of ranks on one server never leave it."""
+    assert late("all_reduce", MB, 2**n, 2**g) == pytest.approx(2 * n)
+    assert cost("all_reduce", 10**9, group(2**n, 2**g)) == pytest.approx(2 * (1 - 1 / 2**n))
+
+
+@given(n=st.sampled_from([3, 5, 6, 7, 9]), g=st.integers(1, 3))
+def test_other_numbers_of_ranks_form_a_ring(n: int, g: int) -> None:
+    assert late("all_reduce", MB, n, g) == pytest.approx(2 * (n - 1))
+    assert cost("all_reduce", 10**9, group(n, g)) == pytest.approx(2 * (1 - 1 / (n * g)))
+
+
+def test_small_all_reduces_take_few_steps() -> None:
+    assert late("all_reduce", 32 * KIB, 8) == pytest.approx(3)
+    assert late("all_reduce", 32 * KIB, 7) == pytest.approx(2 + 2), "three hand theirs over, and get it back"
+    assert cost("all_reduce", 32 * KIB, group(8)) == pytest.approx(3 * 32 * KIB / 1e9)
+
+
+def test_all_gathers_are_direct_where_parts_are_small_and_ranks_few() -> None:
+    assert late("all_gather", 32 * KIB, 8) == pytest.approx(1)
+    assert late("all_gather", 32 * KIB, 16) == pytest.approx(4)
+    assert late("all_gather", 33 * KIB, 8) == pytest.approx(7)
+    for n, g in ((8, 1), (4, 2)):
+        assert cost("all_gather", 32 * KIB, group(n, g)) == pytest.approx(g * (8 - g) * 32 * KIB / 1e9)
+    assert cost("all_gather", MB, group(8)) == pytest.approx(7 * MB / 1e9)
+
+
+@pytest.mark.parametrize(("n", "sites"), [(4, 2), (16, 2), (16, 4)])
+def test_only_the_smallest_parts_leave_a_site(n: int, sites: int) -> None:
+    """Lines of 0.1 GB/s and a second between sites; nothing else takes time but the servers' own lines."""
+    far = Links(1e8, latency=1.0, grouped=True)
+    nbytes = 16 * MB
+    near, between = 2 * (1 - sites / n) * nbytes / 1e9, 2 * (1 - 1 / sites) * nbytes / 1e8
+    found = cost("all_reduce", nbytes, group(n, sites=sites, far=far))
+    assert found == pytest.approx(near + between + 2 * math.log2(sites))
+
+
+def test_ranks_of_a_place_have_connections_of_their_own() -> None:
+    """Two servers of two ranks whose single connections carry 0.1 GB/s; and two sites of two servers."""
+    here = {"flows": (1e8,)}
+    assert cost("all_reduce", 16 * MB, group(2, 2, **here)) == pytest.approx(16 * MB / 2e8)
+    far = Links(1e9, flows=(1e8,), grouped=True)
+    near = cost("all_reduce", 16 * MB, group(4, sites=2, far=far))
+    assert near == pytest.approx(16 * MB / 1e9 + 16 * MB / 2e8), "and the halves that stay have no limit"
+
+
+@pytest.mark.parametrize(("nbytes", "streams"), [(MB, 4), (16 * PART, 4), (8 * PART, 3), (4 * PART, 1)])
+def test_streams_have_a_part_of_what_is_long_enough(nbytes: int, streams: int) -> None:
+    """Four ranks: of four parts that pass, the mean is 3/8 of all; of a ring of three, a third is one message."""
+    found = group(4, streams=4, flows=(1e7,))
+    assert cost("all_reduce", nbytes, found) == pytest.approx(1.5 * nbytes / (streams * 1e7))
+    ring = group(3, streams=4, flows=(1e7,))
+    assert cost("all_reduce", 3 * 2 * PART, ring) == pytest.approx(4 / 3 * 3 * 2 * PART / 2e7)
+
+
+@given(nbytes=st.integers(1, 2**30), m=st.sampled_from([1, 2, 3, 4]), sites=st.sampled_from([2, 3, 4]),
+       g=st.integers(1, 3), rate=st.floats(1e6, 1e9), latency=st.floats(0, 0.1),
+       kind=st.sampled_from(["all_reduce", "all_gather"]))  # fmt: skip
+def test_sites_are_never_faster_than_one_place(
+    kind: str, nbytes: int, m: int, sites: int, g: int, rate: float, latency: float
+) -> None:
+    far = Links(rate, latency, grouped=True)
+    several = cost(kind, nbytes, group(m * sites, g, sites=sites, far=far))
+    assert several >= cost(kind, nbytes, group(m * sites, g)) * (1 - 1e-9)
+
+
+def test_a_cell_s_transport_says_whose_collectives_they_are() -> None:
+    asked = ["mode=simulate", "cluster.servers=4"]
+    assert cluster_of(resolved(*asked, "transport=bagua_net")).network.grouped
+    assert not cluster_of(resolved(*asked, "transport=gloo")).network.grouped
+    assert not cluster_of(resolved(*asked, "transport=nccl_bagua_net")).network.grouped
