@@ -48,6 +48,14 @@ def test_nccl_finds_and_uses_every_version(
     assert sum(one["bytes_sent"] for comm in streams for one in comm) > 0, "the messages went over the plugin"
 
 
+def test_nccl_s_own_sockets_can_be_the_baseline(built: tuple[Path, Path], library: Nccl, stack: ExitStack) -> None:
+    pair = stack.enter_context(Pair(*built, nccl.SOCKETS, {"NCCL_NSOCKS_PERTHREAD": "4"}, nccl=library))
+    pair.link()
+    pair.stream(size=300_000, count=60, window=8, check=1)
+    assert pair.a.ask("report_all")["comms"] == [], "the plugin has no part in it"
+    assert len(pair.a.ask("state")["ports"]) == 4 + 1
+
+
 def test_a_plugin_without_a_version_is_not_taken_for_it(
     tmp_path: Path, built: tuple[Path, Path], library: Nccl, stack: ExitStack
 ) -> None:

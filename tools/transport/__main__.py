@@ -16,7 +16,7 @@ from rich.table import Table
 from bagua_bench import libraries
 from bagua_bench.configuration import units
 from bagua_bench.network.commands import NetworkError
-from tools.transport import bench, compiled, faults, measure, nccl, of_groups, sanitize, shaped, siege
+from tools.transport import bench, compiled, faults, measure, nccl, nccl_sockets, of_groups, sanitize, shaped, siege
 from tools.transport.bench import Plugin
 from tools.transport.of_groups import write
 from tools.transport.pair import HarnessError, Pair
@@ -67,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--nccl", type=Path, help="libnccl.so.2 (default: that of the package nvidia-nccl-cu12 or -cu13)")
     one.add_argument("--json", type=Path, help="write the outcome to this file")
     one.set_defaults(run=_nccl)
+    one = commands.add_parser("nccl-sockets", help="Bagua-Net beside NCCL's own sockets; no GPU; needs root")
+    one.add_argument("--nccl", type=Path, help="libnccl.so.2 (default: as above)")
+    one.add_argument("--rounds", type=int, default=5)
+    one.add_argument("--json", type=Path, help="write the outcome to this file")
+    one.set_defaults(run=_nccl_sockets)
     of_groups.add(commands)
     one = commands.add_parser("soak", help="many faults, hostile connections and bytes, checked")
     _plugin_options(one)
@@ -176,11 +181,35 @@ def _soak(options: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
-def _nccl(options: argparse.Namespace) -> int:
+def _library(options: argparse.Namespace) -> nccl.Nccl:
     library = options.nccl or nccl.installed()
     if library is None:
         raise ValueError("NCCL is not here: pip install --no-deps nvidia-nccl-cu12, or --nccl libnccl.so.2")
-    loader, found = nccl.read(library), []
+    return nccl.read(library)
+
+
+def _nccl_sockets(options: argparse.Namespace) -> int:
+    library, found = _library(options), []
+    table = Table(
+        "network", "size", "window", "transport", "GB/s or us", "cpu-s/GB", "of ideal", "Bagua-Net is ahead by"
+    )
+    for one in nccl_sockets.measure(library, options.rounds):
+        found.append(one)
+        brief = one.network == nccl_sockets.LATENCY
+        value = f"{one.value * 1e6:.1f} us" if brief else f"{one.value / 1e9:.3f} GB/s"
+        ideal = "" if one.of_ideal is None else f"{one.of_ideal:.2f}"
+        cpu = "" if brief else f"{one.cpu_per_gb:.2f}"
+        table.add_row(
+            one.network, f"{one.size:,}", str(one.window), one.way, value, cpu, ideal, f"{one.own_times:.2f} x"
+        )
+    Console().print(table)
+    rows = [asdict(one) for one in found]
+    write(options.json, {"command": sys.argv[1:], "nccl": library.version, "rounds": options.rounds, "table": rows})
+    return 0
+
+
+def _nccl(options: argparse.Namespace) -> int:
+    loader, found = _library(options), []
     for number in loader.interfaces:
         try:
             with Pair(compiled.harness(), libraries.plugin(), f"ncclNetPlugin_v{number}", nccl=loader) as pair:

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from tools.transport import shaped
+from tools.transport.nccl import Nccl
 from tools.transport.pair import GROUP, HarnessError, Pair
 
 PLAIN = "plain connection"
@@ -25,6 +26,7 @@ class Plugin:
     symbol: str
     environment: Mapping[str, str] = field(default_factory=dict)
     first_port: int = 0  # which of the sender's connections is the first that carries data
+    nccl: Nccl | None = None  # whose loader finds the table, or whose own it is
 
     @property
     def name(self) -> str:
@@ -86,7 +88,7 @@ def streams(
     with site(veth or bool(rates or link), own_cores=link is not None) as (prefixes, interface, address, sender):
         variables = {"NCCL_SOCKET_IFNAME": interface, **plugin.environment}
         for number in range(rounds):
-            with Pair(harness, plugin.library, plugin.symbol, variables, prefixes) as pair:
+            with Pair(harness, plugin.library, plugin.symbol, variables, prefixes, nccl=plugin.nccl) as pair:
                 pair.link()
                 ports = pair.a.ask("state")["ports"][plugin.first_port :]
                 own = pair.link_plain(address) if plain else None
@@ -121,7 +123,7 @@ def latencies(
     with site(veth, own_cores=True) as (prefixes, interface, address, _):
         variables = {"NCCL_SOCKET_IFNAME": interface, **plugin.environment}
         for number in range(rounds):
-            with Pair(harness, plugin.library, plugin.symbol, variables, prefixes) as pair:
+            with Pair(harness, plugin.library, plugin.symbol, variables, prefixes, nccl=plugin.nccl) as pair:
                 pair.link()
                 pair.link_back()
                 pair.link_plain(address)

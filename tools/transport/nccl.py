@@ -18,6 +18,9 @@ from typing import Any
 _LOAD = "_Z20ncclOpenNetPluginLibPKc"
 _LOOK_UP = re.compile(r"_Z\d+getNcclNet_v(\d+)Pv")
 _EXPORTED = "ncclGetVersion"
+SOCKETS = "ncclNetSocket"
+"""NCCL's own transport over TCP: a table of the newest version."""
+_DEVICE = "cudaGetDevice"
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,11 @@ def read(library: Path) -> Nccl:
     rows = (line.split() for line in symbols.stdout.splitlines())
     places = {row[2]: int(row[0], 16) for row in rows if len(row) == 3}
     look_ups = {int(found[1]): name for name in places if (found := _LOOK_UP.fullmatch(name))}
-    if _LOAD not in places or _EXPORTED not in places or not look_ups:
+    if not {_LOAD, _EXPORTED, SOCKETS, _DEVICE} <= {*places} or not look_ups:
         reason = symbols.stderr.strip().splitlines()[-1:] or ["its symbol table has no loader of network plugins"]
         raise ValueError(f"{library}: {reason[0]}")
     chosen = {f"ncclNetPlugin_v{number}": places[name] for number, name in look_ups.items()}
-    own = {"load": places[_LOAD], _EXPORTED: places[_EXPORTED]}
+    own = {"load": places[_LOAD], **{name: places[name] for name in (_EXPORTED, SOCKETS, _DEVICE)}}
     return Nccl(library, _version(library), {**chosen, **own}, tuple(sorted(look_ups)))
 
 

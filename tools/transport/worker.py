@@ -101,14 +101,21 @@ class Worker:
     def open_by_nccl(
         self, nccl: str, places: dict[str, int], newest: int, path: str, symbol: str, verbose: bool = False
     ) -> dict[str, Any]:
-        """Load a plugin as NCCL does, see tools/transport/nccl.py; `opened` is False if it cannot be used."""
+        """Load a plugin as NCCL does, or take NCCL's own sockets, see tools/transport/nccl.py.
+
+        `opened` is False if it cannot be used.
+        """
         self.path = path
         library = ctypes.CDLL(nccl)
         base = (ctypes.cast(library.ncclGetVersion, _P).value or 0) - places["ncclGetVersion"]
-        load = ctypes.CFUNCTYPE(_P, ctypes.c_char_p)(base + places["load"])
-        look_up = ctypes.CFUNCTYPE(_P, _P)(base + places[symbol])
-        handle = load(path.encode())
-        table = look_up(handle) if handle else None
+        table: int | None = base + places[symbol]
+        if symbol == "ncclNetSocket":
+            _answer(base + places["cudaGetDevice"])
+        else:
+            load = ctypes.CFUNCTYPE(_P, ctypes.c_char_p)(base + places["load"])
+            look_up = ctypes.CFUNCTYPE(_P, _P)(table)
+            handle = load(path.encode())
+            table = look_up(handle) if handle else None
         self.net = self.lib.harness_adopt(_P(table), newest, int(verbose)) if table else None
         return {"opened": self.net is not None}
 
@@ -267,6 +274,17 @@ class Worker:
 
         threading.Timer(seconds, cut).start()
         return {"result": 0}
+
+
+def _answer(place: int) -> None:
+    """Have NCCL's copy of cudaGetDevice say that the device is 0. Its sockets ask, and there may be no driver."""
+    code = bytes.fromhex("c707 00000000 31c0 c3")  # mov dword [rdi], 0; xor eax, eax; ret
+    page, size = place & -resource.getpagesize(), 2 * resource.getpagesize()
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    if protect(_P(page), ctypes.c_size_t(size), 7):  # to read, to write, to execute
+        raise OSError(ctypes.get_errno(), "mprotect")
+    ctypes.memmove(place, code, len(code))
+    protect(_P(page), ctypes.c_size_t(size), 5)
 
 
 def _threads() -> int:

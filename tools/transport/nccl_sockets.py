@@ -1,0 +1,89 @@
+"""Bagua-Net beside NCCL's own sockets, both behind NCCL's newest table, in turn; without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from bagua_bench import libraries
+from tools.transport import bench, compiled, shaped
+from tools.transport.bench import Plugin, Sample
+from tools.transport.nccl import SOCKETS, Nccl
+
+OWN, ONE, FOUR = "Bagua-Net", "NCCL, one socket", "NCCL, four sockets"
+UNLIMITED, SLOW, LATENCY = "unlimited", "one of four flows slow", "half round trip"
+_RATES = (1.6e9, 1.6e9, 1.6e9, 0.32e9)  # bits/s
+_KIB, _MIB = 2**10, 2**20
+_MESSAGES = ((64 * _KIB, 16), (_MIB, 4), (16 * _MIB, 2), (64 * _MIB, 2))  # bytes, and how many are under way
+_SMALL = (8, 8192)
+_TOTAL = 2**31  # bytes of a transfer without a limit
+_SECONDS = 1.0  # of one with limits
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Medians over the rounds of one way to send. value: bytes/s, or seconds of half a round trip.
+
+    own_times: Bagua-Net's rate over this one, or this half round trip over Bagua-Net's: above 1 Bagua-Net is ahead.
+    """
+
+    network: str
+    size: int
+    window: int
+    way: str
+    value: float
+    cpu_per_gb: float
+    own_times: float
+    of_ideal: float | None
+
+
+def measure(nccl: Nccl, rounds: int) -> Iterator[Beside]:
+    """Every network and size; ValueError where namespaces cannot be made."""
+    if reason := shaped.unavailable():
+        raise ValueError(reason)
+    samples = list(_samples(nccl, rounds))
+    ideal = shaped.payload_rate(_RATES)
+    for network, size, window in dict.fromkeys((network, s.size, s.window) for network, s in samples):
+        own = [s for of, s in samples if (of, s.size, s.window) == (network, size, window)]
+        values = {
+            way: median(_value(s) for s in own if s.transport == way) for way in dict.fromkeys(s.transport for s in own)
+        }
+        for way, value in values.items():
+            cpu = median(s.cpu_per_gb for s in own if s.transport == way)
+            times = value / values[OWN] if network == LATENCY else values[OWN] / value
+            yield Beside(network, size, window, way, value, cpu, times, value / ideal if network == SLOW else None)
+
+
+def _value(sample: Sample) -> float:
+    return sample.half_round_trip or sample.rate
+
+
+def _samples(nccl: Nccl, rounds: int) -> Iterator[tuple[str, Sample]]:
+    harness = compiled.harness()
+    fast, slow = _plan(_TOTAL), _plan(shaped.payload_rate(_RATES) * _SECONDS)
+    for number in range(rounds):
+        for way, plugin in _ways(nccl).items():
+            found = {UNLIMITED: bench.streams(harness, plugin, fast, plain=False)}
+            if way != ONE:
+                found[SLOW] = bench.streams(harness, plugin, slow, _RATES, plain=False)
+            if way != FOUR:
+                found[LATENCY] = bench.latencies(harness, plugin, _SMALL, count=3000)
+            for network, samples in found.items():
+                mine = (sample for sample in samples if sample.transport == plugin.name)
+                yield from ((network, replace(sample, transport=way, round=number)) for sample in mine)
+
+
+def _plan(total: float) -> Sequence[tuple[int, int, int]]:
+    return [(size, window, max(20, int(total / size))) for size, window in _MESSAGES]
+
+
+def _ways(nccl: Nccl) -> dict[str, Plugin]:
+    library: Path = libraries.plugin()
+    several = {"NCCL_NSOCKS_PERTHREAD": "4", "NCCL_SOCKET_NTHREADS": "1"}
+    return {
+        OWN: Plugin(library, f"ncclNetPlugin_v{nccl.interfaces[-1]}", {"BAGUA_NET_STREAMS": "4"}, nccl=nccl),
+        ONE: Plugin(library, SOCKETS, {"NCCL_NSOCKS_PERTHREAD": "1", "NCCL_SOCKET_NTHREADS": "1"}, nccl=nccl),
+        FOUR: Plugin(library, SOCKETS, several, nccl=nccl),
+    }
