@@ -10,6 +10,7 @@ import pytest
 
 from tools.transport import nccl
 from tools.transport.nccl import Nccl
+from tools.transport.nccl_sockets import FOUR_SOCKETS
 from tools.transport.pair import HarnessError, Pair
 
 VERSIONS = (6, 7, 8, 9, 10, 11, 12)
@@ -49,7 +50,7 @@ def test_nccl_finds_and_uses_every_version(
 
 
 def test_nccl_s_own_sockets_can_be_the_baseline(built: tuple[Path, Path], library: Nccl, stack: ExitStack) -> None:
-    pair = stack.enter_context(Pair(*built, nccl.SOCKETS, {"NCCL_NSOCKS_PERTHREAD": "4"}, nccl=library))
+    pair = stack.enter_context(Pair(*built, nccl.SOCKETS, FOUR_SOCKETS, nccl=library))
     pair.link()
     pair.stream(size=300_000, count=60, window=1, check=1)
     assert pair.a.ask("report_all")["comms"] == [], "the plugin has no part in it"

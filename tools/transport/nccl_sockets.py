@@ -13,6 +13,8 @@ from tools.transport.bench import Plugin, Sample
 from tools.transport.nccl import SOCKETS, Nccl
 
 OWN, ONE, FOUR = "Bagua-Net", "NCCL, one socket", "NCCL, four sockets"
+FOUR_SOCKETS = {"NCCL_NSOCKS_PERTHREAD": "4", "NCCL_SOCKET_NTHREADS": "1"}
+"""NCCL's variables for them. Without, as by default on most machines, one connection carries everything."""
 UNLIMITED, SLOW, LATENCY = "unlimited", "one of four flows slow", "half round trip"
 _RATES = (1.6e9, 1.6e9, 1.6e9, 0.32e9)  # bits/s
 _KIB, _MIB = 2**10, 2**20
@@ -81,9 +83,8 @@ def _plan(total: float) -> Sequence[tuple[int, int, int]]:
 
 def _ways(nccl: Nccl) -> dict[str, Plugin]:
     library: Path = libraries.plugin()
-    several = {"NCCL_NSOCKS_PERTHREAD": "4", "NCCL_SOCKET_NTHREADS": "1"}
     return {
         OWN: Plugin(library, f"ncclNetPlugin_v{nccl.interfaces[-1]}", {"BAGUA_NET_STREAMS": "4"}, nccl=nccl),
-        ONE: Plugin(library, SOCKETS, {"NCCL_NSOCKS_PERTHREAD": "1", "NCCL_SOCKET_NTHREADS": "1"}, nccl=nccl),
-        FOUR: Plugin(library, SOCKETS, several, nccl=nccl),
+        ONE: Plugin(library, SOCKETS, nccl=nccl),
+        FOUR: Plugin(library, SOCKETS, FOUR_SOCKETS, nccl=nccl),
     }
