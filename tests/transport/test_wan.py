@@ -104,3 +104,14 @@ def test_a_caller_that_is_closed_upon_calls_again(start: Start, streams: str) ->
         assert pair.a.ask("link", connect={"x.s": other.hex()}, accept={}, poll=0.05)["result"] == 0
         assert pair.b.hear()["result"] == 0
         assert pair.stream(size=2**20, window=4, count=20, check=3)[1]["messages"] > 0
+
+
+@needs("link")
+@pytest.mark.usefixtures("built")
+def test_a_foreign_connection_gets_a_part_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wan, "ROUND_TRIPS", (0.01,))
+    monkeypatch.setattr(wan, "_SECONDS", 0.5)
+    monkeypatch.setattr(wan, "_SECONDS_BESIDE", 2.0)
+    found = list(wan.left(20e6, 1))
+    assert [(one.way, one.streams, one.fair) for one in found] == [("4", 4, 1 / 5), ("auto", 5, 1 / 6)]
+    assert all(0.02 < one.share < 0.6 for one in found), "neither all of it nor nothing"

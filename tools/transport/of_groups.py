@@ -38,6 +38,8 @@ def add(commands: Any) -> None:
     help_text = "long paths: shares of the line by number of streams; netem or the emulator"
     one = _command(commands, "wan", _wan, help_text, rounds=5)
     one.add_argument("--lines", default="200mbit", help="rates, such as 200mbit,1gbit (default %(default)s)")
+    one = _command(commands, "left", _left, "what a foreign connection gets of a line that is filled", rounds=5)
+    one.add_argument("--line", default="200mbit", help="its rate (default %(default)s)")
 
 
 def _command(
@@ -139,6 +141,18 @@ def _wan(options: argparse.Namespace) -> int:
         print(*path, one.way, f"{one.of_line:.2f} of the line", flush=True)
     Console().print(table)
     write(options.json, _outcome(paths=[asdict(one) for one in found]))
+    return 0
+
+
+def _left(options: argparse.Namespace) -> int:
+    found, table = [], Table("line", "round trip", "streams", "share of a foreign connection", "with equal shares")
+    for one in wan.left(units.parse("--line", options.line, units.BITS_PER_SECOND), options.rounds):
+        found.append(one)
+        streams = str(one.streams) if one.way.isdigit() else f"{one.way}: {one.streams}"
+        path = (f"{one.line / 1e6:g} Mbit/s", f"{one.round_trip * 1e3:g} ms")
+        table.add_row(*path, streams, f"{one.share:.3f}", f"{one.fair:.3f}")
+    Console().print(table)
+    write(options.json, _outcome(left=[asdict(one) for one in found]))
     return 0
 
 
