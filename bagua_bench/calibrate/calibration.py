@@ -108,7 +108,7 @@ class Source:
                     "panel": k.panel,
                     "label": k.label,
                     "task": cell.task.name,
-                    "window": window(cell.network, cell.shrink),
+                    "window": window(cell.network),
                     "condition": k.condition,
                     "role": k.role,
                     "seconds": k.case.seconds * cell.haste,

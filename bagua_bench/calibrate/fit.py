@@ -38,7 +38,7 @@ IDEAL: dict[str, float] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One known step time, seconds, and the inputs of its prediction."""
+    """One known step time, in seconds of the cell's scale model, and the inputs of its prediction."""
 
     cell: Cell
     program: Program
@@ -64,11 +64,11 @@ def case(cell: Cell, seconds: float) -> Case:
     """A case from a cell; imports torch."""
     from bagua_bench.simulate.rehearsal import rehearse
 
-    cell = scale_model(cell)
-    layers, cluster = layers_of(cell.task, cell.shrink), cluster_of(cell, Physics())
-    cell = settled(cell, cluster)
-    factors = tuple(speed_classes(cell.cluster))
-    return Case(cell, rehearse(cell), compute_of(cell, layers), cluster, seconds / cell.haste, factors)
+    model = scale_model(cell)
+    layers, cluster = layers_of(model.task, model.shrink), cluster_of(model, Physics())
+    model = settled(model, cluster)
+    factors = tuple(speed_classes(model.cluster))
+    return Case(cell, rehearse(model), compute_of(model, layers), cluster, seconds / model.haste, factors)
 
 
 @dataclass(frozen=True)

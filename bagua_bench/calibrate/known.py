@@ -103,9 +103,9 @@ def _as_sent(cell: Cell, result: dict[str, Any]) -> Cell:
     return replace(cell, run=replace(run, bucket_size=sending["bucket_size"], channels=sending["channels"]))
 
 
-def window(network: NetworkPart, shrunk: float = 1.0) -> str:
-    """The TCP windows of a network, or of the scale model's original, in words."""
-    return f"windows of {network.tcp_window * shrunk / 2**20:.3g} MiB"
+def window(network: NetworkPart) -> str:
+    """The TCP windows of a network, in words."""
+    return f"windows of {network.tcp_window / 2**20:.3g} MiB"
 
 
 def _computing(rounds: Sequence[records.Record]) -> float:
