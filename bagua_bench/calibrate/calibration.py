@@ -236,9 +236,9 @@ def _unknowns(known: Sequence[Known]) -> tuple[tuple[Parameter, ...], dict[str, 
     transports = {k.case.cell.transport.name: k.case.cell.transport.backend for k in known}
     if "nccl" in transports.values():
         return tuple(p for p in PAPER if p.transport is None or p.transport in transports), PUBLISHED
-    known = {"gloo": GLOO, "bagua_net": BAGUA_NET}
-    named = {name: known[backend] for name, backend in transports.items() if backend in known}
-    return NAMESPACES, {"transport": {**known, **named}}
+    usual = {"gloo": GLOO, "bagua_net": BAGUA_NET}
+    named = {name: usual[backend] for name, backend in transports.items() if backend in usual}
+    return NAMESPACES, {"transport": {**usual, **named}}
 
 
 def _with_cluster(cluster: ClusterPart, name: str) -> ClusterPart:

@@ -21,6 +21,8 @@ AUTO = "auto"
 """The value of `transport.streams` with which Bagua-Net chooses their number."""
 FEWEST_STREAMS, MOST_STREAMS, STREAM_PER_SECONDS = 4, 64, 2.5e-3
 """How it chooses: one for so many seconds of the round trip, within limits, as in cpp/core/tuning.h and wire.h."""
+SLOWEST = 1 / 16
+"""The least `compute.haste`."""
 LINK_KEYS = ("bandwidth", "latency", "jitter", "loss")
 _LEAST_QUEUE = 1000  # packets
 _PACKETS = 16  # least number of packets in a window
@@ -144,10 +146,9 @@ def longest_trip(cell: Cell) -> float:
     near = [*late.values(), *[network.latency] * min(cluster.servers - len(late), 2)]
     if network.sites == 1:
         return sum(sorted(near)[-2:])
-    worst = [network.latency] * network.sites  # of each site; it may be that of servers that are all said to be nearer
-    for number, latency in late.items():
-        site = number * network.sites // cluster.servers
-        worst[site] = max(worst[site], latency)
+    here = cluster.servers // network.sites
+    places = [range(site * here, (site + 1) * here) for site in range(network.sites)]
+    worst = [max((late.get(k, network.latency) for k in place), default=0.0) for place in places]
     return max(sum(sorted(near)[-2:]), sum(sorted(worst)[-2:]) + 2 * network.wan.latency)
 
 

@@ -104,7 +104,7 @@ def physics_of(cluster: ClusterPart, transport: str) -> Physics:
 
 _OTHER = ("transport", "fit")
 """Keys of a cluster's `physics` that are no parameters: those of single transports, and what was fitted."""
-_RETIRED = ("connection", "interference", "efficiency_servers")
+_RETIRED = ("connection", "interference", "efficiency_servers", "halving")
 """Parameters that records of older versions have."""
 
 

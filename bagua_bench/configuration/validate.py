@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from bagua_bench import libraries
 from bagua_bench.configuration import data_settings, elastic_settings, facts, network_settings, own_model, physics
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.configuration.network_shape import AUTO, MOST_STREAMS
+from bagua_bench.configuration.network_shape import AUTO, MOST_STREAMS, SLOWEST
 from bagua_bench.configuration.resolve import ConfigError, has_cuda
 from bagua_bench.sources.signature import arguments, attributes
 
@@ -85,9 +85,6 @@ def _compute(cell: Cell) -> Iterator[str]:
         yield f"compute.forward_share={machine.forward_share:.10g}: must be from 0 to 1"
 
 
-_SLOWEST = 1 / 16  # compute.haste
-
-
 def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
     """Keys, their values, and the minimum of each."""
     run, cluster = cell.run, cell.cluster
@@ -106,7 +103,7 @@ def _least(cell: Cell) -> Iterator[tuple[str, float, float]]:
     yield "cluster.ranks_per_server", cluster.ranks_per_server, 1
     yield "task.batch", cell.task.options.get("batch", 1), 1
     yield "compute.shrink", cell.shrink, 1
-    yield "compute.haste", cell.haste, _SLOWEST
+    yield "compute.haste", cell.haste, SLOWEST
 
 
 def _algorithm(cell: Cell) -> Iterator[str]:

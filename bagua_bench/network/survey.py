@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from bagua_bench.configuration import units
-from bagua_bench.configuration.network_shape import HEADERS, MTU, Shape
+from bagua_bench.configuration.network_shape import HEADERS, MTU, SLOWEST, Shape
 from bagua_bench.network import probe
 from bagua_bench.network.star import Network
 from bagua_bench.network.topology import tcp_of
@@ -76,8 +76,8 @@ def crowded(busy: float | None, haste: float, shape: Shape) -> Iterator[str]:
     if busy is None or busy <= CROWDED:
         return
     slower = f"; compute.haste={haste / 2:g} has it count for half as much"
-    lossy = any(link.loss for link in shape.all_links)
-    yield f"the cores were {busy:.0%} busy, so that steps took longer for it{'' if lossy else slower}"
+    possible = haste / 2 >= SLOWEST and not any(link.loss for link in shape.all_links)
+    yield f"the cores were {busy:.0%} busy, so that steps took longer for it{slower if possible else ''}"
 
 
 def flags(shape: Shape, frame: int, when: str, found: list[Pair]) -> Iterator[str]:

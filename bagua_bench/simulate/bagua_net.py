@@ -1,6 +1,8 @@
 """Seconds of the collectives that Bagua-Net's groups have of their own (cpp/collectives/algorithms.cpp).
 
-The others, and what is written here, are as in `costs`: S bytes, n servers of g ranks, N = n g. No torch import.
+All-to-all and exchanges, and what is written here, are as in `costs`: S bytes, n servers of g ranks, N = n g, s sites
+of m servers. Where servers or sites are no power of two, partners at distances 1, 2, 4 ... are taken to be elsewhere.
+No torch import.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from bagua_bench.simulate.transfers import direct_transfer, in_one_place, ring, 
 
 FEW_BYTES, FEW_RANKS = 32 << 10, 8
 """Up to so many bytes the number of steps matters more than the bytes; so many ranks send to each other at once."""
+_SLICES = 128 << 10, 256 << 10
+"""Least and most bytes of the parts of a block that follow each other (pipeline.cpp); else a quarter of it."""
 
 
 def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:
@@ -21,11 +25,15 @@ def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:
     ranks = cluster.layout.servers * g
     if call.nbytes <= FEW_BYTES:
         return _doubling(call.nbytes, g, cluster)
-    if ranks & (ranks - 1) == 0:
+    if _is_power(ranks):
         return _halving(call.nbytes, g, cluster)
-    n, steps = cluster.layout.servers, 2 * (ranks - 1)
-    transfer = ring_transfer(steps / ranks * call.nbytes, steps, cluster)
-    return ring(2 * (n - 1), cluster.physics.ring_hop, transfer, cluster) + 2 * (ranks - n) * cluster.physics.inside_hop
+    return _ring(2 * (ranks - 1), call.nbytes / ranks, g, cluster, 2)
+
+
+def reduce_scatter(call: Collective, g: int, cluster: Cluster) -> float:
+    """A ring: the first half of an all-reduce."""
+    ranks = cluster.layout.servers * g
+    return _ring(ranks - 1, call.nbytes / ranks, g, cluster)
 
 
 def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
@@ -33,21 +41,46 @@ def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
     n, physics = cluster.layout.servers, cluster.physics
     ranks = n * g
     if call.nbytes > FEW_BYTES:
-        transfer = ring_transfer((ranks - 1) * call.nbytes, ranks - 1, cluster)
-        return ring(n - 1, physics.ring_hop, transfer, cluster) + (ranks - n) * physics.inside_hop
+        return _ring(ranks - 1, call.nbytes, g, cluster)
     if ranks <= FEW_RANKS:
         return physics.hop * cluster.reach + spread(g * (ranks - g) * call.nbytes, g * g * (n - 1), cluster, g)
-    hops = math.ceil(math.log2(ranks))
-    return hops * physics.hop * cluster.reach + direct_transfer(g * (ranks - 1) * call.nbytes, g, cluster, g, hops)
+    distances = [2**step for step in range(math.ceil(math.log2(ranks)))]
+    far = min(len(distances), math.ceil(math.log2(cluster.sites)) + 1) if cluster.sites > 1 else 0
+    moved = [(d, min(d, ranks - d) * call.nbytes) for d in distances]
+    return physics.hop * _late(len(distances), far, cluster) + _passing(moved, g, cluster)
+
+
+def chain(call: Collective, g: int, cluster: Cluster) -> float:
+    """Broadcast and reduce: N - 1 hops from one rank to the next, which slices take one after the other."""
+    n, piece = cluster.layout.servers, min(call.nbytes, _SLICES[1])
+    late = cluster.physics.ring_hop * _late(n - 1, cluster.sites - 1, cluster)
+    filling = (n - 2) * ring_transfer(piece, 1, cluster)
+    return late + filling + (n * g - n) * cluster.physics.inside_hop + ring_transfer(call.nbytes, 1, cluster)
+
+
+def _ring(steps: int, block: float, g: int, cluster: Cluster, rounds: int = 1) -> float:
+    """So many steps of a block each, once or twice around; a slice of it goes on as soon as it is there."""
+    n = cluster.layout.servers
+    segments = block / min(max(block / 4, _SLICES[0]), _SLICES[1])
+    transfer = ring_transfer(steps * block, steps, cluster)
+    between = ring(rounds * (n - 1), cluster.physics.ring_hop, transfer, cluster, max(1.0, segments))
+    return between + rounds * (n * g - n) * cluster.physics.inside_hop
 
 
 def _doubling(nbytes: float, g: int, cluster: Cluster) -> float:
     """Recursive doubling: log2 N exchanges of all S bytes; ranks beyond a power of two first hand theirs over."""
-    whole = cluster.layout.servers * g
-    extra = 0 if whole & (whole - 1) == 0 else 2
-    hops = max(int(math.log2(whole)) - math.log2(g), 0) + extra
-    late = _late(hops, cluster) + math.log2(g) * cluster.physics.inside_hop
-    return late + direct_transfer(hops * g * nbytes, g, cluster, g, max(hops, 1))
+    ranks = cluster.layout.servers * g
+    if _is_power(ranks):
+        inside, hops, far = math.log2(g), math.log2(cluster.layout.servers), math.log2(cluster.sites)
+    else:
+        inside, hops = 0.0, math.floor(math.log2(ranks)) + 2.0
+        far = hops if cluster.sites > 1 else 0.0
+    late = cluster.physics.ring_hop * _late(hops, far, cluster) + inside * cluster.physics.inside_hop
+    near = direct_transfer((hops - far) * g * nbytes, g, in_one_place(cluster), g, max(hops - far, 1), True)
+    if cluster.far is None:
+        return late + near
+    together = cluster.layout.servers // cluster.sites * g
+    return late + near + direct_transfer(far * together * nbytes, together, cluster.far, together, far, True)
 
 
 def _halving(nbytes: float, g: int, cluster: Cluster) -> float:
@@ -56,19 +89,42 @@ def _halving(nbytes: float, g: int, cluster: Cluster) -> float:
     The largest parts go to the nearest ranks, so that between s sites of m servers there are 2 log2 s hops, and 2(s -
     1)/s S on each line, over a connection for each rank of a site.
     """
-    here = cluster.layout.servers // cluster.sites
-    late = 2 * (_late(math.log2(cluster.layout.servers), cluster) + math.log2(g) * cluster.physics.inside_hop)
-    near = direct_transfer(2 * (1 - 1 / here) * nbytes, g, in_one_place(cluster), g, 2 * math.log2(here) or 1)
+    n, sites, here = cluster.layout.servers, cluster.sites, cluster.layout.servers // cluster.sites
+    late = 2 * cluster.physics.ring_hop * _late(math.log2(n), math.log2(sites), cluster)
+    late += 2 * math.log2(g) * cluster.physics.inside_hop
+    steps = 2 * math.log2(here) or 1.0
+    near = direct_transfer(2 * (1 - 1 / here) * nbytes, g, in_one_place(cluster), g, steps, True)
     if cluster.far is None:
         return late + near
-    steps = 2 * math.log2(cluster.sites)
-    return late + near + direct_transfer(2 * (1 - 1 / cluster.sites) * nbytes, here * g, cluster.far, here * g, steps)
+    crossing, steps = 2 * (1 - 1 / sites) * nbytes, 2 * math.log2(sites)
+    return late + near + direct_transfer(crossing, here * g, cluster.far, here * g, steps, True)
 
 
-def _late(hops: float, cluster: Cluster) -> float:
-    """Seconds of so many hops, of which as few as can be are between sites."""
-    far = math.log2(cluster.sites)
-    return cluster.physics.ring_hop * (max(hops - far, 0) * cluster.latency + far * cluster.reach)
+def _passing(moved: list[tuple[int, float]], g: int, cluster: Cluster) -> float:
+    """Seconds in which each rank sends so many bytes over each distance, one after the other."""
+    near = sum(min(d, g) * nbytes for d, nbytes in moved)
+    transfer = direct_transfer(near, g, in_one_place(cluster), g, len(moved), True)
+    if cluster.far is None:
+        return transfer
+    together = cluster.layout.servers // cluster.sites * g
+    crossing = sum(min(d, together) * nbytes for d, nbytes in moved)
+    return max(transfer, direct_transfer(crossing, together, cluster.far, together, len(moved), True))
 
 
-BETWEEN: dict[str, Callable[[Collective, int, Cluster], float]] = {"all_reduce": all_reduce, "all_gather": all_gather}
+def _late(hops: float, far: float, cluster: Cluster) -> float:
+    """Seconds of so many hops, `far` of them between sites."""
+    far = min(far, hops)
+    return (hops - far) * cluster.latency + far * cluster.reach
+
+
+def _is_power(ranks: int) -> bool:
+    return ranks & (ranks - 1) == 0
+
+
+BETWEEN: dict[str, Callable[[Collective, int, Cluster], float]] = {
+    "all_reduce": all_reduce,
+    "reduce_scatter": reduce_scatter,
+    "all_gather": all_gather,
+    "reduce": chain,
+    "broadcast": chain,
+}

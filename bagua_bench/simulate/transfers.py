@@ -8,13 +8,13 @@ from dataclasses import replace
 from bagua_bench.simulate.cluster import Cluster
 
 
-def ring(hops: int, latencies: float, transfer: float, cluster: Cluster) -> float:
+def ring(hops: int, latencies: float, transfer: float, cluster: Cluster, segments: float | None = None) -> float:
     """Seconds of a ring: every hop forwards a chunk as soon as it arrives, with several of its segments in flight.
 
     With k segments in flight, a segment starts so many latencies after the k-th before it was sent, if the line is
     free. What arrives passes the hops one after the other, and each as quickly as that one can.
     """
-    chunk, in_flight = transfer / hops, cluster.physics.segments
+    chunk, in_flight = transfer / hops, segments or cluster.physics.segments
     return hops * sum(share * max(chunk, chunk / in_flight + latencies * late) for late, share in cluster.hops)
 
 
@@ -55,16 +55,24 @@ def in_one_place(cluster: Cluster) -> Cluster:
 
 
 def direct_transfer(
-    nbytes: float, connections: int, cluster: Cluster, processes: int = 1, messages: float = 1.0
+    nbytes: float,
+    connections: int,
+    cluster: Cluster,
+    processes: int = 1,
+    messages: float = 1.0,
+    in_pairs: bool = False,
 ) -> float:
-    """Seconds for nbytes through an interface, spread evenly over `connections`, on each of them so many messages."""
+    """Seconds for nbytes through an interface, spread evenly over `connections`, on each of them so many messages.
+
+    in_pairs: whoever receives hears from one sender only, so that no queue is shared.
+    """
     if not connections:
         return 0.0
     physics, each = cluster.physics, nbytes / connections
     streams = cluster.streams(each / messages)
     software = min(processes * physics.process, connections * cluster.connection(streams))
     rate = min(cluster.goodput(physics.efficiency_direct, connections // processes + 1), software)
-    limit = incast(connections, cluster, processes)
+    limit = math.inf if in_pairs else incast(connections, cluster, processes)
     return nbytes / rate + cluster.stall(each, rate / connections, streams, limit)
 
 

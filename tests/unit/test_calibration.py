@@ -302,6 +302,9 @@ def test_records_calibrate_a_cluster(own: Path) -> None:
     assert np.abs(found.errors(source.cases)).max() < 0.02
     source.write(found)
     assert calibration.fit_of("mine") == chosen
+    known = json.loads((own.parent / "cluster" / "mine.fit.json").read_text())["domain"]
+    assert known["network.bandwidth"] == [1e7, 1e8], "1 and 10 Gbit/s in a scale model of 1 to 100"
+    assert known["network.tcp_window"] == [4 * 2**20 // 100] * 2
     errors = source.errors().set_index("label")["error"]
     assert errors.drop("low_precision_decentralized").abs().max() < 0.02
     assert errors["low_precision_decentralized"] < -0.5

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_bench.simulate.bagua_net import BETWEEN
 from bagua_bench.simulate.cluster import PART, Cluster, Layout, Links, cluster_of
 from tests.catalogue import resolved
 from tests.unit.test_costs import IDEAL, cost
@@ -36,7 +37,7 @@ def test_halving_takes_fewer_hops_and_bytes_than_a_ring(n: int, g: int) -> None:
 
 @given(n=st.sampled_from([3, 5, 6, 7, 9]), g=st.integers(1, 3))
 def test_other_numbers_of_ranks_form_a_ring(n: int, g: int) -> None:
-    assert late("all_reduce", MB, n, g) == pytest.approx(2 * (n - 1))
+    assert late("all_reduce", MB, n, g) == pytest.approx(2 * (n - 1), rel=1e-3)
     assert cost("all_reduce", 10**9, group(n, g)) == pytest.approx(2 * (1 - 1 / (n * g)))
 
 
@@ -53,6 +54,32 @@ def test_all_gathers_are_direct_where_parts_are_small_and_ranks_few() -> None:
     for n, g in ((8, 1), (4, 2)):
         assert cost("all_gather", 32 * KIB, group(n, g)) == pytest.approx(g * (8 - g) * 32 * KIB / 1e9)
     assert cost("all_gather", MB, group(8)) == pytest.approx(7 * MB / 1e9)
+
+
+def test_slices_of_a_ring_s_blocks_hide_its_latency() -> None:
+    """Blocks of 2 MiB in eight slices: a hop takes as long as its block, or a slice and the latency."""
+    block = 2 * 2**20
+    for seconds in (1e-3, 10e-3):
+        found = cost("all_reduce", 3 * block, group(3, physics={"latency": seconds}))
+        assert found == pytest.approx(4 * max(block / 1e9, block / 8 / 1e9 + seconds))
+
+
+def test_broadcast_and_reduce_go_from_one_rank_to_the_next() -> None:
+    for kind in ("broadcast", "reduce"):
+        assert late(kind, MB, 8) == pytest.approx(7)
+        assert cost(kind, 10**9, group(8)) == pytest.approx((10**9 + 6 * 256 * KIB) / 1e9)
+        assert late(kind, MB, 3, 2) == pytest.approx(2)
+
+
+def test_what_small_operations_send_between_sites() -> None:
+    """Two sites of four servers, a line of 1 MB/s and a second between them; the servers' own take next to nothing."""
+    places = {"sites": 2, "far": Links(1e6, latency=1.0, grouped=True)}
+    nbytes = 32 * KIB
+    assert cost("all_reduce", nbytes, group(8, **places)) == pytest.approx(1 + 4 * nbytes / 1e6, rel=1e-3)
+    assert cost("all_reduce", nbytes, group(6, **places)) == pytest.approx(4 + 4 * 3 * nbytes / 1e6, rel=1e-3)
+    assert cost("all_reduce", nbytes, group(2, 3, **places)) == pytest.approx(4 + 4 * 3 * nbytes / 1e6, rel=1e-3)
+    parts = 1 + 2 * 2 + 4 * 4 + 8 * 8  # over distances 1, 2, 4 and 8, of eight servers at most
+    assert cost("all_gather", nbytes, group(16, **places)) == pytest.approx(2 + parts * nbytes / 1e6, rel=1e-3)
 
 
 @pytest.mark.parametrize(("n", "sites"), [(4, 2), (16, 2), (16, 4)])
@@ -85,7 +112,7 @@ def test_streams_have_a_part_of_what_is_long_enough(nbytes: int, streams: int) -
 
 @given(nbytes=st.integers(1, 2**30), m=st.sampled_from([1, 2, 3, 4]), sites=st.sampled_from([2, 3, 4]),
        g=st.integers(1, 3), rate=st.floats(1e6, 1e9), latency=st.floats(0, 0.1),
-       kind=st.sampled_from(["all_reduce", "all_gather"]))  # fmt: skip
+       kind=st.sampled_from(sorted(BETWEEN)))  # fmt: skip
 def test_sites_are_never_faster_than_one_place(
     kind: str, nbytes: int, m: int, sites: int, g: int, rate: float, latency: float
 ) -> None:

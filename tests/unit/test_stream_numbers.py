@@ -21,6 +21,7 @@ STREAMS = [
     (["network.latency=1ms", "+cluster.server.1.latency=19ms", "+cluster.server.0.latency=41ms"], 24),
     (["network.latency=1ms", "network.sites=2", "network.wan.latency=29ms"], 24),
     (["network.sites=2", "network.wan.latency=5ms", "+cluster.server.0.latency=30ms"], 16),
+    (["network.latency=9ms", "network.sites=2", *(f"+cluster.server.{k}.latency=1ms" for k in range(4))], 4),
     (["network.sites=2", "network.wan.latency=5ms", *(f"+cluster.server.{k}.latency=30ms" for k in (0, 1))], 24),
 ]
 

@@ -8,6 +8,8 @@ which converts every call. They are not exported, but the library has a symbol t
 from __future__ import annotations
 
 import ctypes
+import os
+import platform
 import re
 import subprocess
 import sysconfig
@@ -20,7 +22,7 @@ _LOOK_UP = re.compile(r"_Z\d+getNcclNet_v(\d+)Pv")
 _EXPORTED = "ncclGetVersion"
 SOCKETS = "ncclNetSocket"
 """NCCL's own transport over TCP: a table of the newest version."""
-_DEVICE = "cudaGetDevice"
+_OF_SOCKETS = (SOCKETS, "cudaGetDevice")
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,40 @@ def installed() -> Path | None:
 
 def read(library: Path) -> Nccl:
     """ValueError, one line, if it is not NCCL's library, or lacks what its loader is found by."""
-    symbols = subprocess.run(["nm", str(library)], capture_output=True, text=True)
-    rows = (line.split() for line in symbols.stdout.splitlines())
-    places = {row[2]: int(row[0], 16) for row in rows if len(row) == 3}
+    places = _symbols(library)
     look_ups = {int(found[1]): name for name in places if (found := _LOOK_UP.fullmatch(name))}
-    if not {_LOAD, _EXPORTED, SOCKETS, _DEVICE} <= {*places} or not look_ups:
-        reason = symbols.stderr.strip().splitlines()[-1:] or ["its symbol table has no loader of network plugins"]
-        raise ValueError(f"{library}: {reason[0]}")
+    if not {_LOAD, _EXPORTED} <= {*places} or not look_ups:
+        raise ValueError(f"{library}: its symbol table has no loader of network plugins")
     chosen = {f"ncclNetPlugin_v{number}": places[name] for number, name in look_ups.items()}
-    own = {"load": places[_LOAD], **{name: places[name] for name in (_EXPORTED, SOCKETS, _DEVICE)}}
-    return Nccl(library, _version(library), {**chosen, **own}, tuple(sorted(look_ups)))
+    own = {name: places[name] for name in (_EXPORTED, *_OF_SOCKETS) if name in places}
+    return Nccl(library, _version(library), {**chosen, **own, "load": places[_LOAD]}, tuple(sorted(look_ups)))
+
+
+def lacks_sockets(nccl: Nccl) -> str:
+    """Why NCCL's own sockets cannot be driven, or an empty text."""
+    if platform.machine() != "x86_64":
+        return "NCCL's own sockets are driven on x86-64 only"
+    missing = [name for name in _OF_SOCKETS if name not in nccl.places]
+    return f"{nccl.library}: no {', '.join(missing)} in its symbol table" if missing else ""
+
+
+def _symbols(library: Path) -> dict[str, int]:
+    """Names and places of what a library defines."""
+    try:
+        found = subprocess.run(["nm", str(library)], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    except FileNotFoundError:
+        raise ValueError(f"{library}: nm, which reads its symbols, is not here (Debian's package binutils)") from None
+    rows = (line.split() for line in found.stdout.splitlines())
+    places = {row[2]: int(row[0], 16) for row in rows if len(row) == 3}
+    if not places:
+        raise ValueError(f"{library}: {(found.stderr.strip().splitlines() or ['no symbols'])[-1]}")
+    return places
 
 
 def _version(library: Path) -> str:
     number = ctypes.c_int()
-    ctypes.CDLL(str(library)).ncclGetVersion(ctypes.byref(number))
+    try:
+        ctypes.CDLL(str(library)).ncclGetVersion(ctypes.byref(number))
+    except OSError as error:
+        raise ValueError(f"{library}: {error}") from None
     return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"

@@ -10,7 +10,7 @@ from statistics import median
 from bagua_bench import libraries
 from tools.transport import bench, compiled, shaped
 from tools.transport.bench import Plugin, Sample
-from tools.transport.nccl import SOCKETS, Nccl
+from tools.transport.nccl import SOCKETS, Nccl, lacks_sockets
 
 OWN, ONE, FOUR = "Bagua-Net", "NCCL, one socket", "NCCL, four sockets"
 FOUR_SOCKETS = {"NCCL_NSOCKS_PERTHREAD": "4", "NCCL_SOCKET_NTHREADS": "1"}
@@ -43,7 +43,7 @@ class Beside:
 
 def measure(nccl: Nccl, rounds: int) -> Iterator[Beside]:
     """Every network and size; ValueError where namespaces cannot be made."""
-    if reason := shaped.unavailable():
+    if reason := lacks_sockets(nccl) or shaped.unavailable():
         raise ValueError(reason)
     samples = list(_samples(nccl, rounds))
     ideal = shaped.payload_rate(_RATES)
@@ -85,6 +85,6 @@ def _ways(nccl: Nccl) -> dict[str, Plugin]:
     library: Path = libraries.plugin()
     return {
         OWN: Plugin(library, f"ncclNetPlugin_v{nccl.interfaces[-1]}", {"BAGUA_NET_STREAMS": "4"}, nccl=nccl),
-        ONE: Plugin(library, SOCKETS, nccl=nccl),
+        ONE: Plugin(library, SOCKETS, {"NCCL_NSOCKS_PERTHREAD": "0", "NCCL_SOCKET_NTHREADS": "0"}, nccl=nccl),
         FOUR: Plugin(library, SOCKETS, FOUR_SOCKETS, nccl=nccl),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,11 @@ class Process:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    def has_answered(self) -> bool:
+        """Whether an answer can be heard at once, or the worker has ended."""
+        assert self.child.stdout is not None
+        return bool(select.select([self.child.stdout], [], [], 0)[0])
+
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Give a command and wait for the answer."""
         self.tell(do, **arguments)
@@ -82,6 +88,13 @@ class Pair:
         variables = {"NCCL_SOCKET_IFNAME": "lo", **(environment or {})}
         self.a, self.b = (Process(library, variables, prefix) for prefix in prefixes)
         self.handles: list[str] = []  # of a group's ranks
+        try:
+            self._open(plugin, symbol, verbose, nccl)
+        except BaseException:
+            self.end()
+            raise
+
+    def _open(self, plugin: Path, symbol: str, verbose: bool, nccl: Nccl | None) -> None:
         for rank, process in enumerate((self.a, self.b)):
             if symbol == GROUP:
                 process.tell("open_group", path=str(plugin), rank=rank)
@@ -93,7 +106,6 @@ class Pair:
         if symbol == GROUP:
             self.handles = opened
         if not all(opened):
-            self.end()
             raise HarnessError(f"{plugin} cannot be used through {symbol}")
 
     def __enter__(self) -> Pair:

@@ -19,7 +19,7 @@ from bagua_bench.network import machine, star
 from bagua_bench.network.topology import Host
 from tools.transport import compiled, lossy
 from tools.transport.bench import PLAIN
-from tools.transport.pair import Pair
+from tools.transport.pair import HarnessError, Pair
 
 WAYS = ("4", "auto", PLAIN)
 ROUND_TRIPS = (0.03, 0.08, 0.2)  # seconds
@@ -90,8 +90,9 @@ def left(line: float, rounds: int) -> Iterator[Left]:
         shares: dict[str, list[float]] = {}
         streams: dict[str, int] = {}
         with star.up(Shape((link, link), backend, CONTROL, LINUX_WINDOW, _CONNECTIONS, 0)) as network:
+            a, b = network.hosts
             for way in WAYS[:2] * rounds:
-                streams[way], rate = _beside(*network.hosts, way, line)
+                streams[way], rate = _beside(a, b, way, line)
                 shares.setdefault(way, []).append(rate * 8 / line)
         for way, found in shares.items():
             yield Left(line, round_trip, way, streams[way], median(found), 1 / (streams[way] + 1))
@@ -112,6 +113,8 @@ def _beside(a: Host, b: Host, way: str, line: float) -> tuple[int, float]:
         time.sleep(_SECONDS)
         few = max(_FEWEST, int(line / 8 / (streams + 1) * _SECONDS_BESIDE / _SIZE))
         _, got = foreign.plain_stream(count=few, **plan)
+        if ours.a.has_answered() or ours.b.has_answered():
+            raise HarnessError("the transport ended before the foreign connection did")
         return streams, got["bytes"] / got["seconds"]
 
 

@@ -108,12 +108,13 @@ class Worker:
         self.path = path
         library = ctypes.CDLL(nccl)
         base = (ctypes.cast(library.ncclGetVersion, _P).value or 0) - places["ncclGetVersion"]
-        table: int | None = base + places[symbol]
+        place = base + places[symbol]
+        table: int | None = place
         if symbol == "ncclNetSocket":
-            _answer(base + places["cudaGetDevice"])
+            _answer_zero(base + places["cudaGetDevice"])
         else:
             load = ctypes.CFUNCTYPE(_P, ctypes.c_char_p)(base + places["load"])
-            look_up = ctypes.CFUNCTYPE(_P, _P)(table)
+            look_up = ctypes.CFUNCTYPE(_P, _P)(place)
             handle = load(path.encode())
             table = look_up(handle) if handle else None
         self.net = self.lib.harness_adopt(_P(table), newest, int(verbose)) if table else None
@@ -276,10 +277,11 @@ class Worker:
         return {"result": 0}
 
 
-def _answer(place: int) -> None:
+def _answer_zero(place: int) -> None:
     """Have NCCL's copy of cudaGetDevice say that the device is 0. Its sockets ask, and there may be no driver."""
     code = bytes.fromhex("c707 00000000 31c0 c3")  # mov dword [rdi], 0; xor eax, eax; ret
-    page, size = place & -resource.getpagesize(), 2 * resource.getpagesize()
+    page = place & -resource.getpagesize()
+    size = place + len(code) - page
     protect = ctypes.CDLL(None, use_errno=True).mprotect
     if protect(_P(page), ctypes.c_size_t(size), 7):  # to read, to write, to execute
         raise OSError(ctypes.get_errno(), "mprotect")
