@@ -96,6 +96,5 @@ def _not_compared(cell: Cell) -> str:
     others = ", ".join(name for name in available("transport") if name not in (asked, *own))
     if not others:
         return ""
-    what = "are not modelled" if asked in own else f"are modelled as {asked}"
     known = f"transport parameters for {', '.join(own)} only" if own else "no transport parameters"
-    return f"; {others} {what}: cluster={cell.cluster.name} has {known}"
+    return f"; not compared: {others}; cluster={cell.cluster.name} has {known}"

@@ -201,12 +201,11 @@ def test_a_line_between_sites_slows_a_step_down() -> None:
 def test_what_the_model_cannot_tell_apart_is_said_so() -> None:
     fast, slow = row("bytegrad", 1.0), row("ddp", 4.0)
     assert said(fast, slow)[1] == (
-        "transport: gloo; bagua_net, nccl, nccl_bagua_net are modelled as gloo: "
-        "cluster=local has no transport parameters"
+        "transport: gloo; not compared: bagua_net, nccl, nccl_bagua_net; cluster=local has no transport parameters"
     )
     paper = resolved(*BASE, "cluster=bagua_paper", "transport=gloo")
     knows = "has transport parameters for"
-    rest = f"bagua_net, nccl are modelled as gloo: cluster=bagua_paper {knows} nccl_bagua_net only"
+    rest = f"not compared: bagua_net, nccl; cluster=bagua_paper {knows} nccl_bagua_net only"
     twice = [fast, slow, *(replace(one, transport="nccl_bagua_net") for one in (fast, slow))]
     lines = said(*twice, base=paper)
     assert lines[1] == f"transport: no difference between gloo and nccl_bagua_net here, by this model; {rest}"
@@ -215,7 +214,9 @@ def test_what_the_model_cannot_tell_apart_is_said_so() -> None:
     assert lines[1] == f"transports compared: gloo, nccl_bagua_net; {rest}"
     assert sum(line.split()[:1] == ["bytegrad"] and "MiB" in line for line in lines) == 2
     emulated = said(fast, slow, base=resolved(*BASE, "cluster=local_emulated", "transport=gloo"))
-    assert emulated[1].endswith(f"nccl_bagua_net are not modelled: cluster=local_emulated {knows} gloo only")
+    assert emulated[1].endswith(
+        f"not compared: nccl, nccl_bagua_net; cluster=local_emulated {knows} gloo, bagua_net only"
+    )
 
 
 def test_an_ideal_latency_under_loss_can_be_computed() -> None:
