@@ -14,7 +14,6 @@ from tools.transport.nccl_sockets import FOUR_SOCKETS
 from tools.transport.pair import HarnessError, Pair
 
 VERSIONS = (6, 7, 8, 9, 10, 11, 12)
-MIB = 2**20
 
 
 @pytest.fixture(scope="module")
