@@ -19,7 +19,7 @@ _RTT_TOLERANCE = (0.5e-3, 0.1)  # seconds, or this share of the round trip if th
 
 CROWDED = 0.5
 """Share of the cores' time that an emulated run may use: beyond it waits for a core are no longer short. Two runs that
-took 1.7 times as long as at a quarter of their pace used 0.66 and 0.68, and 0.35 to 0.43 at that (docs/validation.md)."""
+took 1.7 times as long as at a quarter of their pace used 0.66 and 0.68, at that 0.35 to 0.43 (docs/validation.md)."""
 
 Pair = dict[str, Any]
 
