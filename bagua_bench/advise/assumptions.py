@@ -97,4 +97,4 @@ def _not_compared(cell: Cell) -> str:
     if not others:
         return ""
     known = f"transport parameters for {', '.join(own)} only" if own else "no transport parameters"
-    return f"; not compared: {others}; cluster={cell.cluster.name} has {known}"
+    return f"; not modelled: {others}; cluster={cell.cluster.name} has {known}"

@@ -201,11 +201,11 @@ def test_a_line_between_sites_slows_a_step_down() -> None:
 def test_what_the_model_cannot_tell_apart_is_said_so() -> None:
     fast, slow = row("bytegrad", 1.0), row("ddp", 4.0)
     assert said(fast, slow)[1] == (
-        "transport: gloo; not compared: bagua_net, nccl, nccl_bagua_net; cluster=local has no transport parameters"
+        "transport: gloo; not modelled: bagua_net, nccl, nccl_bagua_net; cluster=local has no transport parameters"
     )
     paper = resolved(*BASE, "cluster=bagua_paper", "transport=gloo")
     knows = "has transport parameters for"
-    rest = f"not compared: bagua_net, nccl; cluster=bagua_paper {knows} nccl_bagua_net only"
+    rest = f"not modelled: bagua_net, nccl; cluster=bagua_paper {knows} nccl_bagua_net only"
     twice = [fast, slow, *(replace(one, transport="nccl_bagua_net") for one in (fast, slow))]
     lines = said(*twice, base=paper)
     assert lines[1] == f"transport: no difference between gloo and nccl_bagua_net here, by this model; {rest}"
@@ -215,7 +215,7 @@ def test_what_the_model_cannot_tell_apart_is_said_so() -> None:
     assert sum(line.split()[:1] == ["bytegrad"] and "MiB" in line for line in lines) == 2
     emulated = said(fast, slow, base=resolved(*BASE, "cluster=local_emulated", "transport=gloo"))
     assert emulated[1].endswith(
-        f"not compared: nccl, nccl_bagua_net; cluster=local_emulated {knows} gloo, bagua_net only"
+        f"not modelled: nccl, nccl_bagua_net; cluster=local_emulated {knows} gloo, bagua_net only"
     )
 
 
