@@ -3,6 +3,9 @@
 Ranks algorithm x transport x bucket size x channels by the simulated time of a step, and says why. It takes the
 arguments of `python -m bagua_bench` except mode, algo, campaign, and the length and buckets of a run, which it chooses
 itself; `--json` prints the same for programs.
+
+What the algorithms do is rehearsed once and kept. `--prepare` does it ahead, for the arguments' task or else for all of
+the suite's, so that answers about them take seconds, whatever the network.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from hydra import initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from bagua_bench.advise import ranking, words
+from bagua_bench.advise import prepare, ranking, words
 from bagua_bench.advise.answer import answer
 from bagua_bench.advise.candidates import Candidates, available, candidates
 from bagua_bench.advise.short import expanded
@@ -129,14 +132,24 @@ def _help() -> str:
     return _HELP.format(doc=__doc__, legend=words.LEGEND, lines=words.LINES, **groups)
 
 
+def _prepare(arguments: list[str]) -> int:
+    for question in prepare.tasks(arguments):
+        found, _ = compared(question)
+        ranking.advise(found.cells, workers=0)
+        print(f"{' '.join(question)}: prepared")
+    return 0
+
+
 def main() -> int:
     """Exit code 0; 2 if the configuration is wrong."""
     given = sys.argv[1:]
     if any(text in ("-h", "--help") for text in given):
         print(_help())
         return 0
-    arguments = expanded([text for text in given if text != "--json"])
+    arguments = expanded([text for text in given if text not in ("--json", "--prepare")])
     try:
+        if "--prepare" in given:
+            return _prepare(arguments)
         found, base = compared(arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)

@@ -193,6 +193,12 @@ def task(task: TaskPart) -> TaskFacts:
     return _read(TaskFacts, task.name, task.about)
 
 
+@cache
+def task_option(name: str) -> TaskFacts:
+    """The facts about task=NAME. ValueError if the declaration is invalid."""
+    return _read(TaskFacts, name, conf_folder.option("task", name).get("about"))
+
+
 def equal_replicas(algo: AlgoPart) -> bool:
     """Whether all ranks have the same weights after every step: the algorithm's own `consensus` is 0."""
     return not attributes(algo.target).get("consensus")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hydra import initialize_config_dir
 
-from bagua_bench.advise import candidates, ranking, reasons, words
+from bagua_bench.advise import candidates, prepare, ranking, reasons, words
 from bagua_bench.advise.assumptions import assumptions
 from bagua_bench.campaign.cells import expand
 from bagua_bench.configuration.cell import Cell
@@ -290,6 +290,22 @@ def test_programs_are_kept_and_what_loads_slowly_is_not_needed_for_those_that_ar
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert first.stdout == second.stdout
     assert [each.stderr.splitlines()[-1] for each in (first, second)] == ["loaded torch", "loaded"]
+
+
+def test_what_is_prepared_is_answered_without_torch(tmp_path: Path) -> None:
+    """On another network, too; without a task, the suite's own are prepared that can be simulated."""
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    ahead = python(tmp_path, "-m", "bagua_bench.advise", "--prepare", "task=resnet50", env=env, cold=True)
+    assert (ahead.returncode, ahead.stdout) == (0, "task=resnet50: prepared\n"), ahead.stderr
+    code = "import sys\nfrom bagua_bench.advise import __main__ as advice\nassert advice.main() == 0\n"
+    code += "assert 'torch' not in sys.modules"
+    done = python(tmp_path, "-c", code, "task=resnet50", "network.bandwidth=3gbit", env=env, cold=True)
+    assert done.returncode == 0 and done.stdout.startswith("resnet50, "), done.stderr
+    assert [question[0] for question in prepare.tasks(["network.bandwidth=3gbit"])] == [
+        "task=bert_large", "task=resnet50", "task=transformer", "task=vgg16"
+    ]  # fmt: skip
+    wrong = python(tmp_path, "-m", "bagua_bench.advise", "--prepare", "network.loss=200%", env=env)
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "network.loss=200%" in wrong.stderr
 
 
 def test_help_shows_the_users_own_cluster_and_every_column(tmp_path: Path) -> None:
