@@ -7,7 +7,7 @@ from bagua_bench.configuration import facts
 
 
 def tasks(arguments: list[str]) -> list[list[str]]:
-    """The questions that arguments stand for: their own task's, or one for each of the suite's that can be simulated."""
+    """The questions that arguments stand for: their task's, or one for each of the suite's that can be simulated."""
     if any(text.partition("=")[0] == "task" for text in arguments):
         return [arguments]
     known = {name: facts.task_option(name) for name in available("task")}

@@ -9,7 +9,14 @@ from typing import Any
 
 from bagua_bench.configuration import plain, units
 from bagua_bench.configuration.cell import Cell, ClusterPart, LinkPart, NetworkPart
-from bagua_bench.configuration.network_shape import LINK_KEYS, MOST_SERVERS, Link, link_of
+from bagua_bench.configuration.network_shape import (
+    LINK_KEYS,
+    MOST_SERVERS,
+    Link,
+    goes_by_the_clock,
+    link_of,
+    longest_trip,
+)
 
 _UNITS: dict[str, Mapping[str, float]] = {
     "bandwidth": units.BITS_PER_SECOND,
@@ -96,10 +103,15 @@ def problems(cell: Cell) -> Iterator[str]:
         if not real and loss and loss > _LOSS_MODELLED:
             most = text("loss", _LOSS_MODELLED)
             yield f"{path}.loss={text('loss', loss)}: TCP's rate under loss is known up to {most}; allowed: no more"
-        if cell.haste != 1 and loss:
+        if loss and cell.haste > 1:
             yield (
-                f"compute.haste={cell.haste:g}: TCP waits as long as ever for a lost packet, and "
-                f"{path}.loss={text('loss', loss)}; allowed: 1"
+                f"compute.haste={cell.haste:g}: TCP delays its acknowledgements as long as ever, and "
+                f"{path}.loss={text('loss', loss)}; allowed: 1 or less"
+            )
+        elif loss and cell.haste < 1 and goes_by_the_clock(network.congestion, loss, longest_trip(cell) / cell.haste):
+            yield (
+                f"compute.haste={cell.haste:g}: network.congestion={network.congestion} goes by the clock where "
+                f"{path}.loss={text('loss', loss)}; allowed: 1, or network.congestion=reno"
             )
     yield from _link_problems("network", _values(network), link_of(network))
     yield from _link_problems(_WAN, _values(network.wan), link_of(network.wan), _WAN)

@@ -23,9 +23,12 @@ FEWEST_STREAMS, MOST_STREAMS, STREAM_PER_SECONDS = 4, 64, 2.5e-3
 """How it chooses: one for so many seconds of the round trip, within limits, as in cpp/core/tuning.h and wire.h."""
 SLOWEST = 1 / 16
 """The least `compute.haste`."""
+LEAST_TIMEOUT = 0.2
+"""Seconds after which TCP repeats what was not acknowledged, at the least (Linux: TCP_RTO_MIN)."""
 LINK_KEYS = ("bandwidth", "latency", "jitter", "loss")
 _LEAST_QUEUE = 1000  # packets
 _PACKETS = 16  # least number of packets in a window
+_CUBIC_BEYOND = (1.22 / 1.054) ** (4 / 3)  # seconds; windows of 1.22 / sqrt(p) and 1.054 (trip / p)^(3/4) are equal
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Shape:
 
     `connections` is how many TCP connections may share a link, `tcp_window` how many bytes each may have under way.
     `flow_rates` (bits/s) limit single connections, each of which gets the next rate in turn. `wan` is the line of each
-    of the `sites` to the others, as a server's link to its switch.
+    of the `sites` to the others, as a server's link to its switch. `timeout`: the least of TCP's, seconds; longer where
+    everything takes longer.
     """
 
     links: tuple[Link, ...]
@@ -59,6 +63,7 @@ class Shape:
     flow_rates: tuple[float, ...] = ()
     sites: int = 1
     wan: Link | None = None
+    timeout: float = LEAST_TIMEOUT
 
     def site(self, server: int) -> int:
         """The site of a server; those of one site are consecutive."""
@@ -152,6 +157,15 @@ def longest_trip(cell: Cell) -> float:
     return max(sum(sorted(near)[-2:]), sum(sorted(worst)[-2:]) + 2 * network.wan.latency)
 
 
+def goes_by_the_clock(congestion: str, loss: float, trip: float) -> bool:
+    """Whether a connection that loses packets speeds up by the clock, instead of so much per round trip.
+
+    BBR does; CUBIC where it is faster than Reno, its region of long round trips and few losses (RFC 9438, 4.3 and 5.1).
+    A scale model of another pace would carry another share of the line.
+    """
+    return loss > 0 and (congestion == "bbr" or (congestion == "cubic" and trip > _CUBIC_BEYOND * loss ** (1 / 3)))
+
+
 def shape_of(cell: Cell) -> Shape:
     """The network that a cell asks for."""
     network, cluster = cell.network, cell.cluster
@@ -165,6 +179,7 @@ def shape_of(cell: Cell) -> Shape:
         flow_rates=network.flow_rates,
         sites=network.sites,
         wan=link_of(network.wan) if network.sites > 1 else None,
+        timeout=LEAST_TIMEOUT / cell.haste,
     )
 
 

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from bagua_bench.configuration import units
-from bagua_bench.configuration.network_shape import HEADERS, MTU, SLOWEST, Shape
+from bagua_bench.configuration.network_shape import HEADERS, MTU, SLOWEST, Shape, goes_by_the_clock
 from bagua_bench.network import probe
 from bagua_bench.network.star import Network
 from bagua_bench.network.topology import tcp_of
@@ -72,12 +72,14 @@ def describe(network: Network) -> dict[str, Any]:
 def crowded(busy: float | None, haste: float, shape: Shape) -> Iterator[str]:
     """A line on cores that had so much to do in an emulated run's timed steps that its times are theirs.
 
-    With loss it proposes no other pace: TCP's own times would stay.
+    It proposes no other pace where TCP goes by the clock.
     """
     if busy is None or busy <= CROWDED:
         return
+    servers = range(len(shape.links))
     slower = f"; compute.haste={haste / 2:g} has it count for half as much"
-    possible = haste / 2 >= SLOWEST and not any(link.loss for link in shape.all_links)
+    loss, trip = max(link.loss for link in shape.all_links), max(shape.rtt(a, b) for a, b in combinations(servers, 2))
+    possible = haste / 2 >= SLOWEST and not goes_by_the_clock(shape.congestion, loss, 2 * trip)
     yield f"the cores were {busy:.0%} busy, so that steps took longer for it{slower if possible else ''}"
 
 

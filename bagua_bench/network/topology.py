@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
-from bagua_bench.configuration.network_shape import Shape
+from bagua_bench.configuration.network_shape import LEAST_TIMEOUT, Shape
 from bagua_bench.network import namespaces
 from bagua_bench.network.commands import Commands, run
 
@@ -52,10 +53,12 @@ def connect(host: Host, shape: Shape, commands: Commands) -> None:
     """Give the server's interface its address and switch it on.
 
     Congestion control is set on the routes, which may name any that the kernel has. The default of a namespace would
-    have to be one that the machine allows every user.
+    have to be one that the machine allows every user. So is TCP's least time-out, if it is not the usual one.
     """
     on, device = f"ip -n {host.namespace}", f"dev {INTERFACE}"
     control = f"scope {{}} src {host.address} congctl {shape.congestion}"
+    if shape.timeout != LEAST_TIMEOUT:
+        control += f" rto_min {math.ceil(shape.timeout * 1000)}ms"
     commands.run(f"{on} address add {host.address}/24 {device}")
     commands.run(f"{on} link set {INTERFACE} up")
     commands.run(f"{on} route change {_NETWORK}.0/24 {device} proto kernel {control.format('link')}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 import signal
 import subprocess
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -40,6 +42,18 @@ def test_every_pair_gets_the_rate_and_the_round_trip_of_its_links(backend: str) 
     with star.up(asked) as network:
         assert best_of_probes(network, own) == []
         assert network.backend.drops() == 0
+
+
+@each_backend
+@pytest.mark.parametrize(("timeout", "expected"), [(0.2, 200), (0.8, 800)])
+def test_tcp_s_least_time_out_is_as_asked(backend: str, timeout: float, expected: int) -> None:
+    """The kernel's own account of a connection: its time-out is the least one, plus the round trip."""
+    asked = replace(shape(backend, "network.bandwidth=100mbit", "network.latency=1ms"), timeout=timeout)
+    with star.up(asked) as network, probe.connection(*network.hosts) as (near, far):
+        near.sendall(b"x")
+        far.recv(1)
+        found = re.findall(r"\brto:([\d.]+)", run(" ".join([*network.hosts[0].prefix, "ss", "-tin"])))
+        assert found and all(expected <= float(one) < expected + 100 for one in found)
 
 
 @each_backend

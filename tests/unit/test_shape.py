@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bagua_bench.configuration import network_settings
 from bagua_bench.configuration.identity import identity
 from bagua_bench.configuration.network_shape import Link, Shape, is_shaped, shape_of
 from bagua_bench.configuration.resolve import ConfigError
@@ -197,9 +198,9 @@ def test_a_measurement_that_the_host_disturbed_is_repeated(
     assert opened[0] == 1, "connections take the limits of network.flow_rates in turns"
 
 
-def shape(loss: float = 0.0, window: int = 4 * 2**20) -> Shape:
+def shape(loss: float = 0.0, window: int = 4 * 2**20, congestion: str = "cubic") -> Shape:
     link = Link(1e8, 5e-3, 0.0, loss)
-    return Shape((link, link), "link", "cubic", window, 1, 0)
+    return Shape((link, link), "link", congestion, window, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,37 @@ def test_crowded_cores_are_flagged() -> None:
     assert list(survey.crowded(None, 1.0, shape())) == list(survey.crowded(0.3, 1.0, shape())) == []
     said = "the cores were 80% busy, so that steps took longer for it"
     assert list(survey.crowded(0.8, 1.0, shape())) == [f"{said}; compute.haste=0.5 has it count for half as much"]
-    assert list(survey.crowded(0.8, 1.0, shape(loss=0.01))) == [said]
+    assert list(survey.crowded(0.8, 1.0, shape(loss=0.01))) == list(survey.crowded(0.8, 1.0, shape()))
+    assert list(survey.crowded(0.8, 1.0, shape(loss=0.01, congestion="bbr"))) == [said], "it goes by the clock"
+    assert list(survey.crowded(0.8, 1.0, shape(loss=1e-6))) == [said], "as does CUBIC with few losses and 20 ms"
+    assert list(survey.crowded(0.8, 0.1, shape())) == [said], "there is a least pace"
+
+
+def test_a_slower_pace_has_tcp_wait_longer_too() -> None:
+    """The time-out of TCP is Linux's, and as much longer as everything else."""
+    asked = ("mode=emulate", "network=1gbit", "network.loss=0.1%", "network.latency=1ms")
+    assert shape_of(scale_model(resolved(*asked))).timeout == 0.2
+    assert shape_of(scale_model(resolved(*asked, "compute.haste=0.25"))).timeout == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("haste", "asked", "allowed"),
+    [
+        ("0.25", ["network.loss=0.1%", "network.latency=1ms"], True),
+        ("0.25", ["network.loss=0.1%", "network.latency=20ms"], False),  # a round trip of 160 ms at that pace
+        ("0.5", ["network.loss=0.1%", "network.latency=20ms"], True),
+        ("0.25", ["network.loss=0.1%", "network.latency=20ms", "network.congestion=reno"], True),
+        ("0.25", ["network.loss=0.1%", "network.congestion=bbr"], False),
+        ("0.25", ["network.congestion=bbr"], True),
+        ("2", ["network.loss=0.1%"], False),
+    ],
+)
+def test_a_pace_at_which_loss_would_count_for_more_or_less_is_refused(
+    haste: str, asked: list[str], allowed: bool
+) -> None:
+    cell = resolved("mode=emulate", "network=1gbit", f"compute.haste={haste}", *asked)
+    found = [line for line in network_settings.problems(cell) if line.startswith("compute.haste")]
+    assert (not found) is allowed, found
 
 
 def rank(flat: float, inter: float, on_wire: int) -> RankResult:
