@@ -101,9 +101,12 @@ class Cluster:
         line = asked.line or self.physics.line
         return min(line, self.physics.shaped) if asked.software and (asked.latency or asked.jitter) else line
 
-    def goodput(self, efficiency: float, together: int) -> float:
-        """Bytes/s of payload through an interface when `together` servers wait for each other."""
-        return self.line * efficiency * math.pow(max(together, 2) / 2, -self.physics.efficiency_fade)
+    def goodput(self, efficiency: float, together: int, limit: float = math.inf) -> float:
+        """Bytes/s of payload through an interface when `together` servers wait for each other.
+
+        limit: bytes/s that its connections may carry, headers included.
+        """
+        return min(self.line, limit) * efficiency * math.pow(max(together, 2) / 2, -self.physics.efficiency_fade)
 
     @property
     def latency(self) -> float:
@@ -150,19 +153,19 @@ class Cluster:
         return (trip + sending + math.sqrt((trip - sending) ** 2 + wait)) / 2
 
     def connection(self, streams: int) -> float:
-        """Rate that one connection of so many streams may have, bytes/s: by loss and by limits of single ones.
+        """Rate that limits of single connections leave one of so many streams, bytes/s.
 
         Streams carry what each of them can. The slowest connection counts, as all wait for it.
         """
         flows = self.network.flows
         turns = [sum(flows[(first + k) % len(flows)] for k in range(streams)) for first in range(len(flows))]
-        return min(streams * self.lossy, *turns, math.inf)
+        return min(turns, default=math.inf)
 
     @property
     def lossy(self) -> float:
-        """Rate of a TCP connection under loss, bytes/s: Mathis (Reno, every segment acknowledged) or RFC 9438 (CUBIC).
+        """Rate of a TCP connection that only losses limit: Mathis (Reno, every segment acknowledged) or RFC 9438 (CUBIC).
 
-        Without a round trip it is unlimited.
+        Bytes/s. Without a round trip it is unlimited.
         """
         p, trip = self.network.loss, 2 * self.latency
         if p <= 0:

@@ -15,6 +15,7 @@ from bagua_bench.configuration.physics import BUFFER
 from bagua_bench.machine.program import Collective
 from bagua_bench.simulate import bagua_net
 from bagua_bench.simulate.cluster import Cluster, Layout
+from bagua_bench.simulate.loss import with_loss
 from bagua_bench.simulate.transfers import direct_transfer, ring, ring_transfer, spread
 
 
@@ -148,12 +149,13 @@ def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
 def pushed(nbytes: float, workers: int, servers: int, cluster: Cluster) -> float:
     """Seconds for nbytes of each of some workers behind one line, which have a connection each to every server."""
     physics = cluster.physics
-    own = workers * servers * cluster.connection(1)
-    rate = min(cluster.line * physics.efficiency_ring, workers * physics.servers, own)
+    line = min(cluster.line, workers * servers * cluster.connection(1))
+    rate = min(line * physics.efficiency_ring, workers * physics.servers)
     credit = min(physics.servers_window, servers * physics.window * cluster.network.buffer / BUFFER)
     partition = min(physics.partition, credit)
     cycle = cluster.cycle(credit, rate / workers, partition, credit / partition)
-    return nbytes * cycle / credit
+    flows = cluster.layout.servers * servers
+    return with_loss(nbytes * cycle / credit, nbytes / servers, flows, 1, cluster)
 
 
 BETWEEN: dict[str, Callable[[Collective, int, Cluster], float]] = {

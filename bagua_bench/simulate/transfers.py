@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from bagua_bench.simulate.cluster import Cluster
+from bagua_bench.simulate.cluster import Cluster, Layout
+from bagua_bench.simulate.loss import with_loss
 
 
 def ring(hops: int, latencies: float, transfer: float, cluster: Cluster, segments: float | None = None) -> float:
@@ -36,17 +37,19 @@ def ring_transfer(nbytes: float, steps: int, cluster: Cluster) -> float:
     """Seconds for nbytes through an interface whose ring has `channels` connections to the next server.
 
     They pass in so many steps, of a message per channel. The ring passes every site once, so a site's line carries as
-    much.
+    much, and so many lines wait for each other.
     """
     if cluster.far is not None:
-        return max(ring_transfer(nbytes, steps, place) for place in (cluster.far, in_one_place(cluster)))
+        lines = replace(cluster.far, layout=Layout(cluster.sites, cluster.layout.per_server))
+        return max(ring_transfer(nbytes, steps, place) for place in (lines, in_one_place(cluster)))
     physics = cluster.physics
     channels = 1.0 if cluster.network.grouped else max(1.0, physics.channels)
     streams = cluster.streams(nbytes / steps / channels)
     software = physics.ring * math.pow(cluster.layout.servers, -physics.fade)
-    software = min(software, channels * cluster.connection(streams))
-    rate = min(cluster.goodput(physics.efficiency_ring, cluster.layout.servers), software)
-    return nbytes / rate + cluster.stall(nbytes / channels, rate / channels, streams)
+    limit = channels * cluster.connection(streams)
+    rate = min(cluster.goodput(physics.efficiency_ring, cluster.layout.servers, limit), software)
+    each, flows = nbytes / channels, channels * cluster.layout.servers
+    return with_loss(nbytes / rate + cluster.stall(each, rate / channels, streams), each, flows, streams, cluster)
 
 
 def in_one_place(cluster: Cluster) -> Cluster:
@@ -70,10 +73,12 @@ def direct_transfer(
         return 0.0
     physics, each = cluster.physics, nbytes / connections
     streams = cluster.streams(each / messages)
-    software = min(processes * physics.process, connections * cluster.connection(streams))
-    rate = min(cluster.goodput(physics.efficiency_direct, connections // processes + 1), software)
-    limit = math.inf if in_pairs else incast(connections, cluster, processes)
-    return nbytes / rate + cluster.stall(each, rate / connections, streams, limit)
+    limit = connections * cluster.connection(streams)
+    goodput = cluster.goodput(physics.efficiency_direct, connections // processes + 1, limit)
+    rate = min(goodput, processes * physics.process)
+    window = math.inf if in_pairs else incast(connections, cluster, processes)
+    seconds = nbytes / rate + cluster.stall(each, rate / connections, streams, window)
+    return with_loss(seconds, each, cluster.layout.servers * connections, streams, cluster)
 
 
 def incast(connections: int, cluster: Cluster, processes: int) -> float:
