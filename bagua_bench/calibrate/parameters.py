@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bagua_bench.configuration.network_shape import HEADERS, MTU
 from bagua_bench.configuration.physics import Physics
 
 
@@ -54,9 +55,11 @@ PUBLISHED: dict[str, Any] = {
 OTHER_CAMPAIGN = tuple(p for p in PAPER if p.key in ("ring", "process"))
 """Parameters that may differ between two campaigns on the same machines: the rates of the software that was run."""
 
+_FULL = (MTU - HEADERS) / MTU  # share of payload in full segments: links of the suite's own networks count exactly
+
 NAMESPACES = (
-    Parameter("efficiency_ring", 0.70, 1.0, 0.9, "headers, and acknowledgements that wait behind data"),
-    Parameter("efficiency_direct", 0.50, 1.0, 0.85, "the same with several flows at a time"),
+    Parameter("efficiency_ring", 0.70, _FULL, 0.9, "headers, and acknowledgements that wait behind data"),
+    Parameter("efficiency_direct", 0.50, _FULL, 0.85, "the same with several flows at a time"),
     Parameter("efficiency_fade", 0.0, 0.3, 0.1, "more processes on the same cores, and each waits for the slowest"),
     Parameter("latency", 2e-5, 1e-3, 1.5e-4, "a packet and its answer take 0.1 ms idle, more beside work"),
     Parameter("call", 0.0, 5e-3, 5e-4, "a collective called through torch.distributed"),

@@ -54,7 +54,7 @@ def chain(call: Collective, g: int, cluster: Cluster) -> float:
     """Broadcast and reduce: N - 1 hops from one rank to the next, which slices take one after the other."""
     n, piece = cluster.layout.servers, min(call.nbytes, _SLICES[1])
     late = cluster.physics.ring_hop * _late(n - 1, cluster.sites - 1, cluster)
-    filling = (n - 2) * ring_transfer(piece, 1, cluster)
+    filling = (n - 2) * ring_transfer(piece, 1, cluster) + (n - 1) * cluster.forwarding(piece)
     return late + filling + (n * g - n) * cluster.physics.inside_hop + ring_transfer(call.nbytes, 1, cluster)
 
 
@@ -62,8 +62,9 @@ def _ring(steps: int, block: float, g: int, cluster: Cluster, rounds: int = 1) -
     """So many steps of a block each, once or twice around; a slice of it goes on as soon as it is there."""
     n = cluster.layout.servers
     segments = block / min(max(block / 4, _SLICES[0]), _SLICES[1])
-    transfer = ring_transfer(steps * block, steps, cluster)
-    between = ring(rounds * (n - 1), cluster.physics.ring_hop, transfer, cluster, max(1.0, segments))
+    nbytes = steps * block
+    transfer = ring_transfer(nbytes, steps, cluster)
+    between = ring(rounds * (n - 1), cluster.physics.ring_hop, transfer, nbytes, cluster, max(1.0, segments))
     return between + rounds * (n * g - n) * cluster.physics.inside_hop
 
 

@@ -135,21 +135,34 @@ class Cluster:
 
         Every window beyond the first takes a cycle. So many streams have a window each.
         """
-        window = min(streams * self.physics.window * self.network.buffer / BUFFER, limit)
-        packets = streams * (self.physics.packets if self.network.latency or self.network.jitter else 1.0)
+        window, packets = min(streams * self.window, limit), streams * self.packets
         packet = min(self.physics.packet, window / packets)
-        return max(0.0, nbytes / window - 1) * (self.cycle(window, rate, packet, packets) - window / rate)
+        return max(0.0, nbytes / window - 1) * (self.cycle(window, rate, packet, packets, 2) - window / rate)
 
-    def cycle(self, window: float, rate: float, packet: float, packets: float) -> float:
+    @property
+    def window(self) -> float:
+        """Most bytes that a TCP connection has under way."""
+        return self.physics.window * self.network.buffer / BUFFER
+
+    @property
+    def packets(self) -> float:
+        """Least number of packets in a window."""
+        return self.physics.packets if self.network.latency or self.network.jitter else 1.0
+
+    def forwarding(self, nbytes: float) -> float:
+        """Seconds that the last packet of a message takes on the second of two links, which pass it on as a whole."""
+        return min(self.physics.packet, self.window / self.packets, nbytes) / self.line
+
+    def cycle(self, window: float, rate: float, packet: float, packets: float, queues: int = 1) -> float:
         """Seconds from one window to the next: the round trip of its last packet, or its sending, if that is longer.
 
         Packets also wait for others on the line, s u / (2 (1 - u)) for a service of s at a utilisation of u (Pollaczek
         and Khinchine, constant service); with u = sending / cycle, the cycle solves a quadratic equation. A window of
         a single packet does not wait for packets of its own. window, packet: bytes; rate: bytes/s; packets: number of
-        them in a window.
+        them in a window; queues: 2 where acknowledgements wait behind what is sent the other way.
         """
         trip, sending = 2 * self.latency + packet / rate, window / rate
-        wait = 2 * sending * packet / rate * (1 - 1 / packets)
+        wait = 2 * queues * sending * packet / rate * (1 - 1 / packets)
         return (trip + sending + math.sqrt((trip - sending) ** 2 + wait)) / 2
 
     def connection(self, streams: int) -> float:
@@ -163,9 +176,9 @@ class Cluster:
 
     @property
     def lossy(self) -> float:
-        """Rate of a TCP connection that only losses limit: Mathis (Reno, every segment acknowledged) or RFC 9438 (CUBIC).
+        """Rate of a TCP connection that only losses limit, bytes/s: Mathis (Reno, all acknowledged) or RFC 9438 (CUBIC).
 
-        Bytes/s. Without a round trip it is unlimited.
+        Without a round trip it is unlimited.
         """
         p, trip = self.network.loss, 2 * self.latency
         if p <= 0:

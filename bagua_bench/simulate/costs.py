@@ -43,7 +43,7 @@ def wire(cluster: Cluster) -> Cluster:
     """A cluster without any latency: a call takes as long as its bytes are on the line."""
     near = without_hops(cluster)
     at_once = replace(cluster.network.at_once(), line=cluster.line)
-    return replace(near, physics=replace(near.physics, latency=0.0), network=at_once)
+    return replace(near, physics=replace(near.physics, latency=0.0, packet=0.0), network=at_once)
 
 
 def inside(call: Collective, g: int, cluster: Cluster) -> float:
@@ -64,15 +64,16 @@ def inside(call: Collective, g: int, cluster: Cluster) -> float:
 def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring over all ranks: 2(n - 1) hops between servers, 2(N - n) inside, 2(N - 1)/N S over every interface."""
     n = cluster.layout.servers
-    transfer = ring_transfer(2 * (n * g - 1) / (n * g) * call.nbytes, 2 * (n * g - 1), cluster)
-    return ring(2 * (n - 1), cluster.physics.ring_hop, transfer, cluster) + 2 * (n * g - n) * cluster.physics.inside_hop
+    nbytes, within = 2 * (n * g - 1) / (n * g) * call.nbytes, 2 * (n * g - n) * cluster.physics.inside_hop
+    transfer = ring_transfer(nbytes, 2 * (n * g - 1), cluster)
+    return ring(2 * (n - 1), cluster.physics.ring_hop, transfer, nbytes, cluster) + within
 
 
 def reduce_scatter(call: Collective, g: int, cluster: Cluster) -> float:
     """Ring: the first half of an all-reduce."""
     n = cluster.layout.servers
-    transfer = ring_transfer((n * g - 1) / (n * g) * call.nbytes, n * g - 1, cluster)
-    return ring(n - 1, cluster.physics.ring_hop, transfer, cluster) + (n * g - n) * cluster.physics.inside_hop
+    nbytes, within = (n * g - 1) / (n * g) * call.nbytes, (n * g - n) * cluster.physics.inside_hop
+    return ring(n - 1, cluster.physics.ring_hop, ring_transfer(nbytes, n * g - 1, cluster), nbytes, cluster) + within
 
 
 def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
@@ -81,7 +82,8 @@ def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
     hops = max(cluster.physics.hop, cluster.physics.gather_hop * (n - 1))
     nbytes, within = (n * g - 1) * call.nbytes, (n * g - n) * cluster.physics.inside_hop
     if g > 1:
-        return ring(n - 1, hops / (n - 1), ring_transfer(nbytes, n * g - 1, cluster), cluster) + within
+        transfer = ring_transfer(nbytes, n * g - 1, cluster)
+        return ring(n - 1, hops / (n - 1), transfer, nbytes, cluster) + within
     return hops * cluster.reach + spread(nbytes, n - 1, cluster) + within
 
 
@@ -128,6 +130,7 @@ def tree(call: Collective, g: int, cluster: Cluster) -> float:
     hops = math.ceil(math.log2(cluster.layout.servers))
     far = math.ceil(math.log2(cluster.sites))
     latency = cluster.physics.ring_hop * ((hops - far) * cluster.latency + far * cluster.reach)
+    latency += hops * cluster.forwarding(call.nbytes)
     return latency + (g - 1) * cluster.physics.inside_hop + ring_transfer(call.nbytes, 1, cluster)
 
 

@@ -18,8 +18,8 @@ def with_loss(seconds: float, nbytes: float, flows: float, streams: int, cluster
     """Seconds of the slowest of so many connections that take `seconds` for nbytes each if nothing is lost.
 
     Each loss costs a round trip, until it is repeated, and what the window lacks until it has grown again. One that
-    falls to a share b of W packets and grows by a per round trip lacks (1 - b)^2 W^2 / 2a of them, if it was as large as
-    it may be. If losses are too frequent for that, the response function is what it carries. The streams of a
+    falls to a share b of W packets and grows by a per round trip lacks (1 - b)^2 W^2 / 2a of them, if it was as large
+    as it may be. If losses are too frequent for that, the response function is what it carries. The streams of a
     connection share its losses.
     """
     response, loss = cluster.lossy, cluster.network.loss

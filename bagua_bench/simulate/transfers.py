@@ -9,14 +9,17 @@ from bagua_bench.simulate.cluster import Cluster, Layout
 from bagua_bench.simulate.loss import with_loss
 
 
-def ring(hops: int, latencies: float, transfer: float, cluster: Cluster, segments: float | None = None) -> float:
-    """Seconds of a ring: every hop forwards a chunk as soon as it arrives, with several of its segments in flight.
+def ring(
+    hops: int, latencies: float, transfer: float, nbytes: float, cluster: Cluster, segments: float | None = None
+) -> float:
+    """Seconds of a ring that transfers nbytes: each hop passes a chunk on as it arrives, some segments under way.
 
-    With k segments in flight, a segment starts so many latencies after the k-th before it was sent, if the line is
-    free. What arrives passes the hops one after the other, and each as quickly as that one can.
+    With k segments in flight, a segment starts so many latencies after the k-th before it was sent, and has passed two
+    links, if the line is free. What arrives passes the hops one after the other, and each as quickly as that one can.
     """
     chunk, in_flight = transfer / hops, segments or cluster.physics.segments
-    return hops * sum(share * max(chunk, chunk / in_flight + latencies * late) for late, share in cluster.hops)
+    own = chunk / in_flight + cluster.forwarding(nbytes / hops / in_flight)
+    return hops * sum(share * max(chunk, own + latencies * late) for late, share in cluster.hops)
 
 
 def spread(nbytes: float, connections: int, cluster: Cluster, processes: int = 1) -> float:
@@ -78,6 +81,7 @@ def direct_transfer(
     rate = min(goodput, processes * physics.process)
     window = math.inf if in_pairs else incast(connections, cluster, processes)
     seconds = nbytes / rate + cluster.stall(each, rate / connections, streams, window)
+    seconds += messages * cluster.forwarding(each / messages / streams)
     return with_loss(seconds, each, cluster.layout.servers * connections, streams, cluster)
 
 

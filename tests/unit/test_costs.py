@@ -208,6 +208,30 @@ def test_loss_follows_the_response_functions() -> None:
         assert ideal(2, network=network).lossy == pytest.approx(expected)
 
 
+def test_the_last_packet_of_a_message_passes_two_links() -> None:
+    """Of each message: of a short one all of it, of a ring's hop the segment that goes on."""
+    assert cost("exchange", 10**4, ideal(2, packet=65536)) == pytest.approx(2e4 / 1e9)
+    assert cost("exchange", 10**7, ideal(2, packet=65536)) == pytest.approx((10**7 + 65536) / 1e9)
+    assert cost("all_to_all", 4 * 10**4, ideal(4, packet=65536)) == pytest.approx(4e4 / 1e9), "three messages and one"
+    far = Links(1e9, 1e-6)
+    one, two = (cost("all_reduce", 4 * 10**4, ideal(4, network=far, packet=packet)) for packet in (0, 65536))
+    assert two - one == pytest.approx(6 * 1e4 / 1e9), "six hops of a quarter"
+    slow = ideal(4, network=Links(1e9, 1e-6), packet=65536, packets=10, window=2e4)
+    assert slow.forwarding(10**4) == pytest.approx(2e3 / 1e9), "a tenth of a window"
+
+
+@pytest.mark.parametrize("queues", [1, 2])
+@pytest.mark.parametrize("latency", [1e-4, 1e-3, 5e-3])
+def test_packets_and_acknowledgements_wait_as_in_an_m_d_1_queue(latency: float, queues: int) -> None:
+    """Pollaczek and Khinchine: s u / (2 (1 - u)) in each queue, where u is what the window uses of the line."""
+    rate, window, packet = 1e8, 2e5, 2e4
+    cycle = ideal(2, latency=latency).cycle(window, rate, packet, 1e9, queues)
+    used = window / rate / cycle
+    waits = queues * packet / rate * used / (2 * (1 - used))
+    assert cycle == pytest.approx(2 * latency + packet / rate + waits)
+    assert ideal(2, latency=latency).cycle(window, rate, packet, 1, queues) == max(2 * latency + packet / rate, 2e-3)
+
+
 def test_flows_of_one_server_share_its_interface() -> None:
     assert cost("exchange", 10**6, ideal(4), offsets=(1, -1)) == pytest.approx(2e-3), "two peers, two copies"
     assert cost("exchange", 10**6, ideal(4, 8), offsets=(8,)) == pytest.approx(8e-3), "eight ranks send at once"
@@ -231,10 +255,12 @@ def test_who_waits_for_many_waits_longer() -> None:
 
 
 def test_single_connections_may_have_a_limit() -> None:
-    """A ring waits for its one connection, the slowest; of two directions each has its own."""
+    """A ring waits for its one connection, the slowest; of two directions each has its own. It counts headers."""
     network = Links(1e9, flows=(4e8, 2e8))
     assert cost("all_reduce", 10**8, ideal(4, network=network)) == pytest.approx(1.5 * 10**8 / 2e8)
     assert cost("exchange", 10**8, ideal(4, network=network), offsets=(1, -1)) == pytest.approx(2 * 10**8 / 4e8)
+    headers = ideal(4, network=network, efficiency_ring=0.9)
+    assert cost("all_reduce", 10**8, headers) == pytest.approx(1.5 * 10**8 / 2e8 / 0.9)
 
 
 def test_streams_carry_what_each_of_them_can() -> None:
