@@ -79,7 +79,7 @@ def transports(best: Sequence[Row], cell: Cell) -> tuple[bool, str]:
 
     best: a row for each algorithm and transport.
     """
-    names, rest = list(dict.fromkeys(row.transport for row in best)), _not_compared(cell)
+    names, rest = list(dict.fromkeys(row.transport for row in best)), _not_modelled(cell)
     seconds: dict[str, list[float]] = {}
     for row in best:
         seconds.setdefault(row.algorithm, []).append(row.step_seconds)
@@ -90,7 +90,7 @@ def transports(best: Sequence[Row], cell: Cell) -> tuple[bool, str]:
     return False, f"transport: {names[0]}{rest}"
 
 
-def _not_compared(cell: Cell) -> str:
+def _not_modelled(cell: Cell) -> str:
     """Why there are no rows for the other transports; empty if there are rows for all."""
     asked, own = cell.transport.name, cell.cluster.transports
     others = ", ".join(name for name in available("transport") if name not in (asked, *own))

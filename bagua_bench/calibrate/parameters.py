@@ -55,7 +55,7 @@ PUBLISHED: dict[str, Any] = {
 OTHER_CAMPAIGN = tuple(p for p in PAPER if p.key in ("ring", "process"))
 """Parameters that may differ between two campaigns on the same machines: the rates of the software that was run."""
 
-_FULL = (MTU - HEADERS) / MTU  # share of payload in full segments: links of the suite's own networks count exactly
+_FULL = (MTU - HEADERS) / MTU  # share of payload in full segments, which the backend `link` counts exactly
 
 NAMESPACES = (
     Parameter("efficiency_ring", 0.70, _FULL, 0.9, "headers, and acknowledgements that wait behind data"),

@@ -13,6 +13,7 @@ from bagua_bench.configuration.network_shape import (
     LINK_KEYS,
     MOST_SERVERS,
     Link,
+    cubic_beyond,
     goes_by_the_clock,
     link_of,
     longest_trip,
@@ -109,9 +110,11 @@ def problems(cell: Cell) -> Iterator[str]:
                 f"{path}.loss={text('loss', loss)}; allowed: 1 or less"
             )
         elif loss and cell.haste < 1 and goes_by_the_clock(network.congestion, loss, longest_trip(cell) / cell.haste):
+            least = longest_trip(cell) / cubic_beyond(loss)
+            slower = f"{math.ceil(least * 1000) / 1000:g} to " if network.congestion == "cubic" and least < 1 else ""
             yield (
                 f"compute.haste={cell.haste:g}: network.congestion={network.congestion} goes by the clock where "
-                f"{path}.loss={text('loss', loss)}; allowed: 1, or network.congestion=reno"
+                f"{path}.loss={text('loss', loss)}; allowed: {slower}1, or any with network.congestion=reno"
             )
     yield from _link_problems("network", _values(network), link_of(network))
     yield from _link_problems(_WAN, _values(network.wan), link_of(network.wan), _WAN)

@@ -28,7 +28,6 @@ LEAST_TIMEOUT = 0.2
 LINK_KEYS = ("bandwidth", "latency", "jitter", "loss")
 _LEAST_QUEUE = 1000  # packets
 _PACKETS = 16  # least number of packets in a window
-_CUBIC_BEYOND = (1.22 / 1.054) ** (4 / 3)  # seconds; windows of 1.22 / sqrt(p) and 1.054 (trip / p)^(3/4) are equal
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,12 @@ def goes_by_the_clock(congestion: str, loss: float, trip: float) -> bool:
     BBR does; CUBIC where it is faster than Reno, its region of long round trips and few losses (RFC 9438, 4.3 and 5.1).
     A scale model of another pace would carry another share of the line.
     """
-    return loss > 0 and (congestion == "bbr" or (congestion == "cubic" and trip > _CUBIC_BEYOND * loss ** (1 / 3)))
+    return loss > 0 and (congestion == "bbr" or (congestion == "cubic" and trip > cubic_beyond(loss)))
+
+
+def cubic_beyond(loss: float) -> float:
+    """The round trip beyond which CUBIC is faster than Reno: windows of 1.22 / sqrt(p) and 1.054 (trip / p)^(3/4)."""
+    return (1.22 / 1.054) ** (4 / 3) * loss ** (1 / 3)
 
 
 def shape_of(cell: Cell) -> Shape:
@@ -179,7 +183,7 @@ def shape_of(cell: Cell) -> Shape:
         flow_rates=network.flow_rates,
         sites=network.sites,
         wan=link_of(network.wan) if network.sites > 1 else None,
-        timeout=LEAST_TIMEOUT / cell.haste,
+        timeout=LEAST_TIMEOUT / min(cell.haste, 1.0),
     )
 
 

@@ -69,5 +69,6 @@ def tcp_of(host: Host) -> dict[str, str]:
     """The TCP settings of a server, read back from the kernel."""
     values = run(f"ip netns exec {host.namespace} sysctl -n " + " ".join(f"net.ipv4.{key}" for key in _TCP))
     found = {key: " ".join(value.split()) for key, value in zip(_TCP, values.splitlines(), strict=True)}
-    control = re.search(r"congctl (\w+)", run(f"ip -n {host.namespace} route show dev {INTERFACE}"))
-    return {"congestion": control[1] if control else "", **found}
+    routes = run(f"ip -n {host.namespace} route show dev {INTERFACE}")
+    control, timeout = (re.search(rf"{key} (\w+)", routes) for key in ("congctl", "rto_min"))
+    return {"congestion": control[1] if control else "", **({"rto_min": timeout[1]} if timeout else {}), **found}

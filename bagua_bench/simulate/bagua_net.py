@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from bagua_bench.machine.program import Collective
 from bagua_bench.simulate.cluster import Cluster
@@ -54,7 +55,8 @@ def chain(call: Collective, g: int, cluster: Cluster) -> float:
     """Broadcast and reduce: N - 1 hops from one rank to the next, which slices take one after the other."""
     n, piece = cluster.layout.servers, min(call.nbytes, _SLICES[1])
     late = cluster.physics.ring_hop * _late(n - 1, cluster.sites - 1, cluster)
-    filling = (n - 2) * ring_transfer(piece, 1, cluster) + (n - 1) * cluster.forwarding(piece)
+    whole = replace(cluster, network=cluster.network.but(loss=0.0))  # few slices lose anything on the way
+    filling = (n - 2) * ring_transfer(piece, 1, whole) + (n - 1) * cluster.forwarding(piece)
     return late + filling + (n * g - n) * cluster.physics.inside_hop + ring_transfer(call.nbytes, 1, cluster)
 
 
@@ -78,10 +80,10 @@ def _doubling(nbytes: float, g: int, cluster: Cluster) -> float:
         far = hops if cluster.sites > 1 else 0.0
     late = cluster.physics.ring_hop * _late(hops, far, cluster) + inside * cluster.physics.inside_hop
     near = direct_transfer((hops - far) * g * nbytes, g, in_one_place(cluster), g, max(hops - far, 1), True)
-    if cluster.far is None:
+    if cluster.lines is None:
         return late + near
     together = cluster.layout.servers // cluster.sites * g
-    return late + near + direct_transfer(far * together * nbytes, together, cluster.far, together, far, True)
+    return late + near + direct_transfer(far * together * nbytes, together, cluster.lines, together, far, True)
 
 
 def _halving(nbytes: float, g: int, cluster: Cluster) -> float:
@@ -95,21 +97,21 @@ def _halving(nbytes: float, g: int, cluster: Cluster) -> float:
     late += 2 * math.log2(g) * cluster.physics.inside_hop
     steps = 2 * math.log2(here) or 1.0
     near = direct_transfer(2 * (1 - 1 / here) * nbytes, g, in_one_place(cluster), g, steps, True)
-    if cluster.far is None:
+    if cluster.lines is None:
         return late + near
     crossing, steps = 2 * (1 - 1 / sites) * nbytes, 2 * math.log2(sites)
-    return late + near + direct_transfer(crossing, here * g, cluster.far, here * g, steps, True)
+    return late + near + direct_transfer(crossing, here * g, cluster.lines, here * g, steps, True)
 
 
 def _passing(moved: list[tuple[int, float]], g: int, cluster: Cluster) -> float:
     """Seconds in which each rank sends so many bytes over each distance, one after the other."""
     near = sum(min(d, g) * nbytes for d, nbytes in moved)
     transfer = direct_transfer(near, g, in_one_place(cluster), g, len(moved), True)
-    if cluster.far is None:
+    if cluster.lines is None:
         return transfer
     together = cluster.layout.servers // cluster.sites * g
     crossing = sum(min(d, together) * nbytes for d, nbytes in moved)
-    return max(transfer, direct_transfer(crossing, together, cluster.far, together, len(moved), True))
+    return max(transfer, direct_transfer(crossing, together, cluster.lines, together, len(moved), True))
 
 
 def _late(hops: float, far: float, cluster: Cluster) -> float:

@@ -90,6 +90,11 @@ class Cluster:
         return replace(self, network=self.network.far)
 
     @property
+    def lines(self) -> Cluster | None:
+        """The sites, each with its line, as servers of a cluster; None if there is one site."""
+        return None if self.far is None else replace(self.far, layout=Layout(self.sites, self.layout.per_server))
+
+    @property
     def reach(self) -> float:
         """One-way latency between the servers that are farthest apart, seconds."""
         return self.latency if self.far is None else self.far.latency
@@ -114,13 +119,16 @@ class Cluster:
         return self._late(self.network.latency)
 
     @property
-    def hops(self) -> list[tuple[float, float]]:
-        """One-way latencies of a ring's hops, and the share of each; as many are between sites as there are sites."""
-        near = [(self._late(asked), share) for asked, share in self.network.ring] or [(self.latency, 1.0)]
+    def hops(self) -> list[tuple[float, bool, float]]:
+        """One-way latencies of a ring's hops, whether they are between sites, and the share of each.
+
+        As many are between sites as there are sites.
+        """
+        near = [(self._late(asked), False, share) for asked, share in self.network.ring] or [(self.latency, False, 1.0)]
         if self.sites == 1:
             return near
         between = self.sites / self.layout.servers
-        return [*((late, (1 - between) * share) for late, share in near), (self.reach, between)]
+        return [*((late, far, (1 - between) * share) for late, far, share in near), (self.reach, True, between)]
 
     def _late(self, asked: float) -> float:
         late = self.network.jitter * math.sqrt(2 * math.log(max(self.layout.servers, 2)))
@@ -149,9 +157,13 @@ class Cluster:
         """Least number of packets in a window."""
         return self.physics.packets if self.network.latency or self.network.jitter else 1.0
 
-    def forwarding(self, nbytes: float) -> float:
-        """Seconds that the last packet of a message takes on the second of two links, which pass it on as a whole."""
-        return min(self.physics.packet, self.window / self.packets, nbytes) / self.line
+    def forwarding(self, nbytes: float, between_sites: bool = False) -> float:
+        """Seconds that the last packet of a message takes on the second of two links, which pass it on as a whole.
+
+        Between sites there are the lines of both and two servers' links.
+        """
+        own = min(self.physics.packet, self.window / self.packets, nbytes) / self.line
+        return own if self.far is None or not between_sites else self.far.forwarding(nbytes) + 2 * own
 
     def cycle(self, window: float, rate: float, packet: float, packets: float, queues: int = 1) -> float:
         """Seconds from one window to the next: the round trip of its last packet, or its sending, if that is longer.
@@ -176,7 +188,7 @@ class Cluster:
 
     @property
     def lossy(self) -> float:
-        """Rate of a TCP connection that only losses limit, bytes/s: Mathis (Reno, all acknowledged) or RFC 9438 (CUBIC).
+        """Rate of a TCP connection that only losses limit, bytes/s: Mathis (Reno) or RFC 9438 (CUBIC).
 
         Without a round trip it is unlimited.
         """

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from bagua_bench.configuration.physics import BUFFER
 from bagua_bench.machine.program import Collective
 from bagua_bench.simulate import bagua_net
 from bagua_bench.simulate.cluster import Cluster, Layout
@@ -103,8 +102,8 @@ def exchange(call: Collective, g: int, cluster: Cluster) -> float:
     away = [min(abs(d) % size, size - abs(d) % size) for d in call.offsets]
     flows, between = sum(min(d, g) for d in away), sum(min(d, together) for d in away)
     transfer = direct_transfer(flows * call.nbytes, flows, cluster, g)
-    if cluster.far is not None:
-        transfer = max(transfer, direct_transfer(between * call.nbytes, between, cluster.far, together))
+    if cluster.lines is not None:
+        transfer = max(transfer, direct_transfer(between * call.nbytes, between, cluster.lines, together))
     return cluster.physics.hop * cluster.reach + transfer
 
 
@@ -117,8 +116,8 @@ def pairs(call: Collective, g: int, cluster: Cluster) -> float:
     together = cluster.layout.servers // cluster.sites * g
     flows, between = (crowd if abs(offset) >= crowd else 0 for crowd in (g, together))
     transfer = direct_transfer(flows * call.nbytes, flows, cluster, g)
-    if cluster.far is not None:
-        transfer = max(transfer, direct_transfer(between * call.nbytes, between, cluster.far, together))
+    if cluster.lines is not None:
+        transfer = max(transfer, direct_transfer(between * call.nbytes, between, cluster.lines, together))
     return cluster.physics.hop * cluster.reach + transfer
 
 
@@ -130,7 +129,7 @@ def tree(call: Collective, g: int, cluster: Cluster) -> float:
     hops = math.ceil(math.log2(cluster.layout.servers))
     far = math.ceil(math.log2(cluster.sites))
     latency = cluster.physics.ring_hop * ((hops - far) * cluster.latency + far * cluster.reach)
-    latency += hops * cluster.forwarding(call.nbytes)
+    latency += (hops - far) * cluster.forwarding(call.nbytes) + far * cluster.forwarding(call.nbytes, True)
     return latency + (g - 1) * cluster.physics.inside_hop + ring_transfer(call.nbytes, 1, cluster)
 
 
@@ -152,9 +151,9 @@ def push_pull(call: Collective, g: int, cluster: Cluster) -> float:
 def pushed(nbytes: float, workers: int, servers: int, cluster: Cluster) -> float:
     """Seconds for nbytes of each of some workers behind one line, which have a connection each to every server."""
     physics = cluster.physics
-    line = min(cluster.line, workers * servers * cluster.connection(1))
-    rate = min(line * physics.efficiency_ring, workers * physics.servers)
-    credit = min(physics.servers_window, servers * physics.window * cluster.network.buffer / BUFFER)
+    line = cluster.goodput(physics.efficiency_ring, 2, workers * servers * cluster.connection(1))
+    rate = min(line, workers * physics.servers)
+    credit = min(physics.servers_window, servers * cluster.window)
     partition = min(physics.partition, credit)
     cycle = cluster.cycle(credit, rate / workers, partition, credit / partition)
     flows = cluster.layout.servers * servers

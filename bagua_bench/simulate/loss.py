@@ -28,11 +28,13 @@ def with_loss(seconds: float, nbytes: float, flows: float, streams: int, cluster
     if cluster.network.congestion == "bbr":
         return max(seconds, nbytes / (streams * response))
     falls_to = 0.5 if cluster.network.congestion == "reno" else 0.7
-    peak = 2 / (1 + falls_to)  # of a window that only losses limit, over its mean; at this rate both cases are equal
-    share = nbytes / streams / seconds / response
-    lacks = seconds * ((peak - 1) * (share / peak) ** 2 if share < peak else share - 1)
+    peak = 2 / (1 + falls_to)  # of a window that only losses limit, over its mean
     losses = loss * nbytes / MSS
-    return seconds + most(losses, flows) * (2 * cluster.latency / streams + lacks / losses)
+    worst = most(losses, flows) / losses  # how many times as many as others has the connection that is waited for
+    least = nbytes / streams / response / peak  # seconds at that peak all the time
+    taken = max(seconds, least * max(1.0, math.sqrt(worst * (peak - 1))))
+    lacks = (peak - 1) * least**2 / taken
+    return taken + worst * (lacks + losses * 2 * cluster.latency / streams)
 
 
 @lru_cache(maxsize=2**14)
@@ -45,8 +47,8 @@ def most(mean: float, flows: float) -> float:
         return mean + z * math.sqrt(mean) + (z * z - 1) / 6
     expected, number = 0.0, 0
     exactly = at_most = math.exp(-mean)
-    while (above := -math.expm1(flows * math.log(min(at_most, 1.0)))) > 1e-12 * (1 + expected):
-        expected += above
+    while number <= mean or flows * exactly > 1e-9 * (1 + expected):
+        expected -= math.expm1(flows * math.log(min(at_most, 1.0)))
         number += 1
         exactly *= mean / number
         at_most += exactly

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from bagua_bench.simulate.cluster import Cluster, Layout
+from bagua_bench.simulate.cluster import Cluster
 from bagua_bench.simulate.loss import with_loss
 
 
@@ -18,8 +18,10 @@ def ring(
     links, if the line is free. What arrives passes the hops one after the other, and each as quickly as that one can.
     """
     chunk, in_flight = transfer / hops, segments or cluster.physics.segments
-    own = chunk / in_flight + cluster.forwarding(nbytes / hops / in_flight)
-    return hops * sum(share * max(chunk, own + latencies * late) for late, share in cluster.hops)
+    segment = nbytes / hops / in_flight
+    segment /= cluster.streams(segment)
+    own = {far: chunk / in_flight + cluster.forwarding(segment, far) for far in (False, True)}
+    return hops * sum(share * max(chunk, own[far] + latencies * late) for late, far, share in cluster.hops)
 
 
 def spread(nbytes: float, connections: int, cluster: Cluster, processes: int = 1) -> float:
@@ -28,12 +30,12 @@ def spread(nbytes: float, connections: int, cluster: Cluster, processes: int = 1
     A site's line carries what its m servers send to the n - m elsewhere.
     """
     transfer = direct_transfer(nbytes, connections, cluster, processes)
-    if cluster.far is None:
+    if cluster.lines is None:
         return transfer
     n, here = cluster.layout.servers, cluster.layout.servers // cluster.sites
     crossing = here * (n - here) / (n - 1)
-    lines = round(crossing * connections)
-    return max(transfer, direct_transfer(crossing * nbytes, lines, cluster.far, here * processes))
+    number = round(crossing * connections)
+    return max(transfer, direct_transfer(crossing * nbytes, number, cluster.lines, here * processes))
 
 
 def ring_transfer(nbytes: float, steps: int, cluster: Cluster) -> float:
@@ -42,9 +44,8 @@ def ring_transfer(nbytes: float, steps: int, cluster: Cluster) -> float:
     They pass in so many steps, of a message per channel. The ring passes every site once, so a site's line carries as
     much, and so many lines wait for each other.
     """
-    if cluster.far is not None:
-        lines = replace(cluster.far, layout=Layout(cluster.sites, cluster.layout.per_server))
-        return max(ring_transfer(nbytes, steps, place) for place in (lines, in_one_place(cluster)))
+    if cluster.lines is not None:
+        return max(ring_transfer(nbytes, steps, place) for place in (cluster.lines, in_one_place(cluster)))
     physics = cluster.physics
     channels = 1.0 if cluster.network.grouped else max(1.0, physics.channels)
     streams = cluster.streams(nbytes / steps / channels)

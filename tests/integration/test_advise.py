@@ -293,7 +293,7 @@ def test_programs_are_kept_and_what_loads_slowly_is_not_needed_for_those_that_ar
 
 
 def test_what_is_prepared_is_answered_without_torch(tmp_path: Path) -> None:
-    """On another network, too; without a task, the suite's own are prepared that can be simulated."""
+    """At another bandwidth, too; without a task, the suite's own are prepared that can be simulated."""
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     ahead = python(tmp_path, "-m", "bagua_bench.advise", "--prepare", "task=resnet50", env=env, cold=True)
     assert (ahead.returncode, ahead.stdout) == (0, "task=resnet50: prepared\n"), ahead.stderr

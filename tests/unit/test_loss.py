@@ -7,6 +7,8 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bagua_bench.configuration.physics import Physics
 from bagua_bench.simulate.cluster import MSS, Cluster, Layout, Links
@@ -25,7 +27,7 @@ def played(packets: int, most_under_way: int, loss: float, falls_to: float, grow
     while sent < packets:
         now = int(window)
         sent, trips = sent + now, trips + 1
-        if any([draw.random() < loss for _ in range(now)]):
+        if any(draw.random() < loss for _ in range(now)):
             window, trips = max(2.0, window * falls_to), trips + 1
         else:
             window = min(window + grows_by, most_under_way)
@@ -38,8 +40,8 @@ def played(packets: int, most_under_way: int, loss: float, falls_to: float, grow
 def test_it_is_what_a_connection_takes_whose_window_falls_and_grows(
     congestion: str, falls_to: float, grows_by: float, loss: float, window: int
 ) -> None:
-    packets = 40_000
-    took = fmean(played(packets, window, loss, falls_to, grows_by, seed) for seed in range(3))
+    packets = 200_000
+    took = fmean(played(packets, window, loss, falls_to, grows_by, seed) for seed in range(2))
     without = packets / window * TRIP
     found = with_loss(without, packets * MSS, 1, 1, cluster(loss, congestion))
     assert found == pytest.approx(took, rel=0.12)
@@ -51,6 +53,32 @@ def test_it_is_what_a_connection_takes_whose_window_falls_and_grows(
 def test_the_slowest_has_the_most_of_as_many_drawn_numbers(mean: float, flows: int) -> None:
     drawn = np.random.default_rng(0).poisson(mean, (20_000, flows)).max(axis=1)
     assert most(mean, flows) == pytest.approx(drawn.mean(), abs=5 * drawn.std() / 20_000**0.5 + 1e-3 * mean)
+
+
+@pytest.mark.parametrize("mean", [1e-6, 0.1, 1.0, 40.0])
+def test_many_connections_are_counted_as_quickly_as_few(mean: float) -> None:
+    assert mean < most(mean, 10**6) < 10 * mean + 12
+
+
+@given(
+    seconds=st.floats(1e-6, 10.0),
+    nbytes=st.integers(1, 10**9),
+    flows=st.integers(1, 5000),
+    loss=st.floats(1e-6, 0.05),
+    congestion=st.sampled_from(["reno", "cubic", "bbr"]),
+)
+def test_it_takes_longer_with_more_loss_more_connections_more_bytes_and_a_slower_line(
+    seconds: float, nbytes: int, flows: int, loss: float, congestion: str
+) -> None:
+    def at(seconds: float = seconds, nbytes: int = nbytes, flows: int = flows, loss: float = loss) -> float:
+        return with_loss(seconds, nbytes, flows, 1, cluster(loss, congestion)) * (1 + 1e-6)
+
+    now = at() / (1 + 1e-6)
+    assert now >= seconds
+    assert at(seconds=1.5 * seconds) >= now
+    assert at(nbytes=2 * nbytes) >= now
+    assert at(flows=flows + 1) >= now
+    assert at(loss=1.5 * loss) >= now
 
 
 def test_streams_share_the_losses_of_a_connection() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -263,6 +264,8 @@ def test_a_slower_pace_has_tcp_wait_longer_too() -> None:
     asked = ("mode=emulate", "network=1gbit", "network.loss=0.1%", "network.latency=1ms")
     assert shape_of(scale_model(resolved(*asked))).timeout == 0.2
     assert shape_of(scale_model(resolved(*asked, "compute.haste=0.25"))).timeout == pytest.approx(0.8)
+    quick = resolved("mode=emulate", "network=1gbit", "compute.haste=8")
+    assert shape_of(scale_model(quick)).timeout == 0.2, "what two busy cores take is no time-out"
 
 
 @pytest.mark.parametrize(
@@ -283,6 +286,15 @@ def test_a_pace_at_which_loss_would_count_for_more_or_less_is_refused(
     cell = resolved("mode=emulate", "network=1gbit", f"compute.haste={haste}", *asked)
     found = [line for line in network_settings.problems(cell) if line.startswith("compute.haste")]
     assert (not found) is allowed, found
+    assert all("1 or less" in line or "1, or any with network.congestion=reno" in line for line in found)
+
+
+def test_the_least_pace_is_named_at_which_cubic_is_as_fast_as_reno() -> None:
+    asked = ("mode=emulate", "network=1gbit", "network.loss=0.1%", "network.latency=20ms")
+    [line] = network_settings.problems(resolved(*asked, "compute.haste=0.25"))
+    least = re.search(r"allowed: ([0-9.]+) to 1,", line)
+    assert least and list(network_settings.problems(resolved(*asked, f"compute.haste={least[1]}"))) == []
+    assert list(network_settings.problems(resolved(*asked, f"compute.haste={float(least[1]) - 0.002}")))
 
 
 def rank(flat: float, inter: float, on_wire: int) -> RankResult:
