@@ -167,7 +167,7 @@ def goes_by_the_clock(congestion: str, loss: float, trip: float) -> bool:
 
 def cubic_beyond(loss: float) -> float:
     """The round trip beyond which CUBIC is faster than Reno: windows of 1.22 / sqrt(p) and 1.054 (trip / p)^(3/4)."""
-    return (1.22 / 1.054) ** (4 / 3) * loss ** (1 / 3)
+    return math.pow(1.22 / 1.054, 4 / 3) * math.pow(loss, 1 / 3)
 
 
 def shape_of(cell: Cell) -> Shape:
