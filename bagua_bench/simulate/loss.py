@@ -22,14 +22,13 @@ def with_loss(seconds: float, nbytes: float, flows: float, streams: int, cluster
     as it may be. If losses are too frequent for that, the response function is what it carries. The streams of a
     connection share its losses.
     """
-    response, loss = cluster.lossy, cluster.network.loss
-    if not loss or not seconds or response == math.inf:
+    response, losses = cluster.lossy, cluster.network.loss * nbytes / MSS
+    if not losses or not seconds or response == math.inf:
         return seconds
     if cluster.network.congestion == "bbr":
         return max(seconds, nbytes / (streams * response))
     falls_to = 0.5 if cluster.network.congestion == "reno" else 0.7
     peak = 2 / (1 + falls_to)  # of a window that only losses limit, over its mean
-    losses = loss * nbytes / MSS
     worst = most(losses, flows) / losses  # how many times as many as others has the connection that is waited for
     least = nbytes / streams / response / peak  # seconds at that peak all the time
     taken = max(seconds, least * max(1.0, math.sqrt(worst * (peak - 1))))
