@@ -100,22 +100,7 @@ def problems(cell: Cell) -> Iterator[str]:
     if network.tcp_window < 4096:
         yield f"network.tcp_window={network.tcp_window}B: must be at least 4096B"
     for path, given in _links(network, cluster):
-        loss = given.get("loss")
-        if not real and loss and loss > _LOSS_MODELLED:
-            most = text("loss", _LOSS_MODELLED)
-            yield f"{path}.loss={text('loss', loss)}: TCP's rate under loss is known up to {most}; allowed: no more"
-        if loss and cell.haste > 1:
-            yield (
-                f"compute.haste={cell.haste:g}: TCP delays its acknowledgements as long as ever, and "
-                f"{path}.loss={text('loss', loss)}; allowed: 1 or less"
-            )
-        elif loss and cell.haste < 1 and goes_by_the_clock(network.congestion, loss, longest_trip(cell) / cell.haste):
-            least = longest_trip(cell) / cubic_beyond(loss)
-            slower = f"{math.ceil(least * 1000) / 1000:g} to " if network.congestion == "cubic" and least < 1 else ""
-            yield (
-                f"compute.haste={cell.haste:g}: network.congestion={network.congestion} goes by the clock where "
-                f"{path}.loss={text('loss', loss)}; allowed: {slower}1, or any with network.congestion=reno"
-            )
+        yield from _loss_problems(cell, path, given.get("loss") or 0.0)
     yield from _link_problems("network", _values(network), link_of(network))
     yield from _link_problems(_WAN, _values(network.wan), link_of(network.wan), _WAN)
     for key, value in _values(network.wan).items() if sites == 1 else ():
@@ -128,6 +113,21 @@ def problems(cell: Cell) -> Iterator[str]:
         yield from _not_below(f"cluster.slow_ranks.{rank}", rank, cluster.ranks)
         if not 1 <= factor < math.inf:
             yield f"cluster.slow_ranks.{rank}={factor}: expected a factor on the rank's compute time, at least 1"
+
+
+def _loss_problems(cell: Cell, path: str, loss: float) -> Iterator[str]:
+    """Problems of a loss with how it is simulated, or with the pace of an emulation."""
+    asked, control = f"{path}.loss={text('loss', loss)}", cell.network.congestion
+    if cell.mode == "simulate" and loss > _LOSS_MODELLED:
+        yield f"{asked}: TCP's rate under loss is known up to {text('loss', _LOSS_MODELLED)}; allowed: no more"
+    pace = f"compute.haste={cell.haste:g}"
+    if loss and cell.haste > 1:
+        yield f"{pace}: TCP delays its acknowledgements as long as ever, and {asked}; allowed: 1 or less"
+    elif cell.haste < 1 and goes_by_the_clock(control, loss, longest_trip(cell) / cell.haste):
+        least = longest_trip(cell) / cubic_beyond(loss)
+        slower = f"{math.ceil(least * 1000) / 1000:g} to " if control == "cubic" and least < 1 else ""
+        allowed = f"allowed: {slower}1, or any with network.congestion=reno"
+        yield f"{pace}: network.congestion={control} goes by the clock where {asked}; {allowed}"
 
 
 def _link_problems(path: str, given: Mapping[str, float | None], link: Link, common: str = "network") -> Iterator[str]:
