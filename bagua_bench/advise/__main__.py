@@ -5,7 +5,7 @@ arguments of `python -m bagua_bench` except mode, algo, campaign, and the length
 itself; `--json` prints the same for programs.
 
 What the algorithms do is rehearsed once and kept. `--prepare` does it ahead, for the arguments' task or else for all of
-the suite's, so that answers about them on such a cluster take two seconds.
+the suite's, so that answers about them on such a cluster need no torch.
 """
 
 from __future__ import annotations

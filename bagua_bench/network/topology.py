@@ -70,5 +70,5 @@ def tcp_of(host: Host) -> dict[str, str]:
     values = run(f"ip netns exec {host.namespace} sysctl -n " + " ".join(f"net.ipv4.{key}" for key in _TCP))
     found = {key: " ".join(value.split()) for key, value in zip(_TCP, values.splitlines(), strict=True)}
     routes = run(f"ip -n {host.namespace} route show dev {INTERFACE}")
-    control, timeout = (re.search(rf"{key} (\w+)", routes) for key in ("congctl", "rto_min"))
+    control, timeout = (re.search(rf"{key} (?:lock )?(\w+)", routes) for key in ("congctl", "rto_min"))
     return {"congestion": control[1] if control else "", **({"rto_min": timeout[1]} if timeout else {}), **found}

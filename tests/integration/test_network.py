@@ -19,6 +19,7 @@ import pytest
 from bagua_bench.configuration.network_shape import Shape, shape_of
 from bagua_bench.network import accuracy, namespaces, probe, star, survey
 from bagua_bench.network.commands import PATH, NetworkError, run
+from bagua_bench.network.topology import tcp_of
 from tests.catalogue import resolved
 from tests.emulated import cleared, hold, leftovers, needs
 from tests.integration.cli import PATIENCE, wait_for
@@ -54,6 +55,7 @@ def test_tcp_s_least_time_out_is_as_asked(backend: str, timeout: float, expected
         far.recv(1)
         found = re.findall(r"\brto:([\d.]+)", run(" ".join([*network.hosts[0].prefix, "ss", "-tin"])))
         assert found and all(expected <= float(one) < expected + 100 for one in found)
+        assert tcp_of(network.hosts[0]).get("rto_min") == ("800ms" if expected == 800 else None)
 
 
 @each_backend
