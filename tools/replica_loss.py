@@ -1,8 +1,12 @@
 """Training with torchft goes on when a replica is lost, and takes it in again: `python -m tools.replica_loss`.
 
 Replicas train the quadratic problem with torchft's own data parallelism, each a process of this machine; torchft's own
-lighthouse says who takes part. One of them is killed, and later started again. Prints, as JSON, how long none of the
-others took a step, and what became of the weights. Exit code 1 if training did not go on.
+lighthouse says who takes part. One of them ends in the middle of a step, between the quorum and its part of the
+all-reduce, and is later started again. Prints, as JSON, how long none of the others took a step, and what became of
+the weights. Exit code 1 if training did not go on.
+
+torchft 0.2's own hook does not outlive this: the failed all-reduce leaves no future for it to return, and it ends the
+others by an assertion (`--hook torchft` shows it). The hook used here returns a future of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from typing import IO, Any
+
+from torch import Tensor
+from torch.futures import Future
 
 from tasks.quadratic import Quadratic
 
@@ -47,23 +54,30 @@ class Loss:
     """Whether all had the same weights after their last common step."""
 
 
-def suffer(replicas: int) -> Loss:
-    """Lose the last one of so many replicas and start it again. AssertionError if one waits too long or ends early."""
+def suffer(replicas: int, hook: str = "own") -> Loss:
+    """Lose the last one of so many replicas and start it again. AssertionError if one waits too long or ends early.
+
+    hook: of DDP, "own" or "torchft".
+    """
     from torchft.coordination import LighthouseServer
 
     house = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=100, heartbeat_timeout_ms=1000)
     found = Loss(replicas)
-    running = [_Replica(number, house.address(), replicas) for number in range(replicas)]
+
+    def replica(number: int) -> _Replica:
+        return _Replica(number, house.address(), replicas, hook)
+
+    running = [replica(number) for number in range(replicas)]
     lost, others = running[-1], running[:-1]
     try:
         for one in running:
             one.until(replicas)
         killed = time.monotonic()
-        lost.kill()
+        lost.end_within_a_step()
         for one in others:
             one.until(replicas - 1, since=killed)
         found.without_it = max(one.pause(killed) for one in others)
-        running[-1] = again = _Replica(lost.number, house.address(), replicas)
+        running[-1] = again = replica(lost.number)
         begun = time.monotonic()
         for one in running:
             one.until(replicas, since=begun)
@@ -84,10 +98,10 @@ def suffer(replicas: int) -> Loss:
 class _Replica:
     """A process that trains, and what it has told."""
 
-    def __init__(self, number: int, lighthouse: str, replicas: int) -> None:
+    def __init__(self, number: int, lighthouse: str, replicas: int, hook: str) -> None:
         self.number = number
         command = [sys.executable, "-m", "tools.replica_loss", "--replica", str(number), "--lighthouse", lighthouse]
-        command += ["--replicas", str(replicas)]
+        command += ["--replicas", str(replicas), "--hook", hook]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._said, env=environment)
@@ -138,6 +152,11 @@ class _Replica:
         times = [one["time"] for one in self._taken()]
         return max(float(b - a) for a, b in pairwise(times) if b > since)
 
+    def end_within_a_step(self) -> None:
+        """Leave the others alone in an all-reduce."""
+        self._process.send_signal(signal.SIGUSR1)
+        self._process.wait(LIMIT)
+
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
@@ -145,8 +164,8 @@ class _Replica:
         self._said.close()
 
 
-def train(number: int, replicas: int, lighthouse: str) -> None:
-    """Be a replica until killed; a line for every attempt at a step."""
+def train(number: int, replicas: int, lighthouse: str, hook: str) -> None:
+    """Be a replica until killed; a line for every attempt at a step. Upon SIGUSR1 it ends in its next backward pass."""
     import torchft
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -173,7 +192,17 @@ def train(number: int, replicas: int, lighthouse: str) -> None:
         replica_id=f"replica{number}",
         hostname="127.0.0.1",
     )
-    module = torchft.DistributedDataParallel(manager, model)
+    module = (torchft.DistributedDataParallel if hook == "torchft" else _outliving())(manager, model)
+    ending = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: ending.set())
+
+    def end(_: Tensor) -> None:
+        if ending.is_set():
+            manager.wait_quorum()  # it must be one of those who are in this step
+            os._exit(1)
+
+    for parameter in model.parameters():
+        parameter.register_hook(end)  # called before DDP's all-reduce
     for batch in task.batches(number, replicas, 0):
         time.sleep(_STEP)
         optimizer.zero_grad()
@@ -188,16 +217,33 @@ def train(number: int, replicas: int, lighthouse: str) -> None:
         print(json.dumps(told), flush=True)
 
 
+def _outliving() -> Any:
+    """torchft's DDP, with a hook that has something to return when an all-reduce has failed."""
+    import torchft
+
+    class Outliving(torchft.DistributedDataParallel):  # type: ignore[misc]
+        @staticmethod
+        def _comm_hook(state, bucket):  # type: ignore[no-untyped-def]
+            # Without annotations: DDP refuses those that `from __future__ import annotations` has made strings.
+            state.allreduce(bucket.buffer()).wait()  # the manager keeps an error, and refuses the step
+            done: Future[Tensor] = Future()
+            done.set_result(bucket.buffer())
+            return done
+
+    return Outliving
+
+
 def main() -> int:
     """0 if training went on, and all had the same weights at the end."""
     parser = argparse.ArgumentParser(prog="python -m tools.replica_loss", description=__doc__)
     parser.add_argument("--replicas", type=int, default=3, help="how many train (default %(default)s)")
+    parser.add_argument("--hook", choices=("own", "torchft"), default="own", help="of DDP (default %(default)s)")
     parser.add_argument("--replica", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--lighthouse", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.replica is not None:
-        train(options.replica, options.replicas, options.lighthouse)
-    found = suffer(options.replicas)
+        train(options.replica, options.replicas, options.lighthouse, options.hook)
+    found = suffer(options.replicas, options.hook)
     print(json.dumps(asdict(found), indent=2))
     return 0 if found.equal else 1
 
