@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from tempfile import NamedTemporaryFile
 
-from joblib import Memory
 from platformdirs import user_cache_path
 
 from bagua_bench.configuration import facts
@@ -38,12 +38,17 @@ def program_of(key: Key, channels: int) -> Program:
 
 def is_known(key: Key) -> bool:
     """Whether there is such a program already."""
-    return bool(_kept().check_call_in_cache(*key))
+    return _file(*key).exists()
 
 
 def tidy() -> None:
-    """Remove the programs that were not used for longest, so that they do not take more than 256 MiB."""
-    _memory().reduce_size(bytes_limit=_MOST_BYTES)
+    """Remove the oldest programs, so that they do not take more than 256 MiB."""
+    found = [(path, path.stat()) for path in _folder().rglob("*") if path.is_file()]
+    room = _MOST_BYTES
+    for path, state in sorted(found, key=lambda one: one[1].st_mtime, reverse=True):
+        room -= state.st_size
+        if room < 0:
+            path.unlink(missing_ok=True)
 
 
 def key_of(cell: Cell) -> Key:
@@ -89,22 +94,39 @@ def _foreign(cell: Cell) -> list[str]:
 
 @cache
 def _program(scene: str, code: str) -> Program:
-    found: Program = pickle.loads(_kept()(scene, code))
+    path = _file(scene, code)
+    with suppress(OSError):
+        return _read(path.read_bytes())
+    from bagua_bench.simulate.rehearsal import rehearse_scene
+
+    content = pickle.dumps(rehearse_scene(scene))
+    with suppress(OSError):  # a full disk, or a home that may not be written: the next question rehearses it again
+        _keep(path, content)
+    return _read(content)
+
+
+def _read(content: bytes) -> Program:
+    found: Program = pickle.loads(content)
     return found
 
 
-def _rehearse(scene: str, code: str) -> bytes:
-    """A program as bytes, which are read much faster than an object that joblib has written."""
-    from bagua_bench.simulate.rehearsal import rehearse_scene
+def _keep(path: Path, content: bytes) -> None:
+    """Write a file that is there as a whole or not at all: others may look at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=path.parent, prefix="part-", delete=False) as part:
+        try:
+            part.write(content)
+            part.flush()
+            Path(part.name).replace(path)
+        except OSError:
+            Path(part.name).unlink()
+            raise
 
-    return pickle.dumps(rehearse_scene(scene))
+
+def _file(scene: str, code: str) -> Path:
+    name = hashlib.sha256(f"{code}\0{scene}".encode()).hexdigest()
+    return _folder() / f"{name}.pickle"
 
 
-@cache
-def _memory() -> Memory:
-    return Memory(user_cache_path("bagua-bench") / "programs", verbose=0)
-
-
-@cache
-def _kept() -> Any:
-    return _memory().cache(_rehearse)
+def _folder() -> Path:
+    return user_cache_path("bagua-bench") / "programs"

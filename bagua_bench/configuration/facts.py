@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from bagua_bench.configuration import conf_folder
 from bagua_bench.configuration.cell import AlgoPart, ClusterPart, TaskPart
+from bagua_bench.configuration.variants import algorithm_part, register_resolvers
 from bagua_bench.sources.signature import attributes
 
 _RESERVE = ("#17becf", "#bcbd22", "#393b79", "#637939", "#8c6d31", "#843c39", "#7b4173", "#3182bd")
@@ -148,14 +149,9 @@ def _algorithm(name: str, target: str, about: str) -> AlgorithmFacts:
 @cache
 def option(name: str) -> AlgorithmFacts:
     """The facts about algo=NAME with its own options; only a title and looks if the name has no file."""
-    from omegaconf import OmegaConf
-
     if not (conf_folder.FOLDER / "algo" / f"{name}.yaml").exists():
         return _algorithm(name, "", json.dumps({"title": name, "same_update": False}))
-    register_resolvers()
-    algo = OmegaConf.to_container(OmegaConf.create({"algo": conf_folder.option("algo", name)}), resolve=True)
-    assert isinstance(algo, dict)
-    return algorithm(AlgoPart.from_plain({"name": name, **algo["algo"]}))
+    return algorithm(algorithm_part(name))
 
 
 @cache
@@ -163,13 +159,6 @@ def baseline() -> str:
     """The option of the group algo that the others are compared with."""
     names = sorted(path.stem for path in (conf_folder.FOLDER / "algo").glob("*.yaml"))
     return next(name for name in names if option(name).baseline)
-
-
-def register_resolvers() -> None:
-    """Register what declarations may use: ${number:A}, 1 if A is true and 0 otherwise."""
-    from omegaconf import OmegaConf
-
-    OmegaConf.register_new_resolver("number", lambda a: int(a is True), replace=True)
 
 
 def declared(config: Mapping[str, Any]) -> dict[str, Any]:

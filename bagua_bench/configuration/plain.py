@@ -6,27 +6,19 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints, runtime_checkable
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a text", NoneType: "null"}
 
 
-@runtime_checkable
-class OwnForm(Protocol):
-    """A dataclass with its own form in JSON."""
-
-    def to_plain(self) -> dict[str, Any]:
-        """The mapping that `from_plain` reads."""
-
-    @classmethod
-    def from_plain(cls, given: Mapping[str, Any], path: str) -> Any:
-        """The value that a mapping stands for; `path` says where it is, for a ValueError."""
-
-
 def dump(value: Any) -> Any:
-    """Plain values. A field that is None is left out if None is its default."""
-    if isinstance(value, OwnForm):
+    """Plain values. A field that is None is left out if None is its default.
+
+    A dataclass may have a form of its own: `to_plain()` returns a mapping, which the class method
+    `from_plain(given, path)` reads; `path` says where it is, for a ValueError.
+    """
+    if hasattr(value, "to_plain"):
         return value.to_plain()
     if is_dataclass(value):
         given = ((f, getattr(value, f.name)) for f in fields(value))

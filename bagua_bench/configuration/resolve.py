@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from bagua_bench.configuration import facts, known_keys, network_settings, plain, units
 from bagua_bench.configuration.cell import AlgoPart, Cell, ComputePart, RunPart, TaskPart, TransportPart
 from bagua_bench.configuration.schema import GROUPS, SCALES, Config, Mode
+from bagua_bench.configuration.variants import register_resolvers
 from bagua_bench.processes import owner
 
 
@@ -29,7 +30,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("by_scale", _by_scale, replace=True)
     OmegaConf.register_new_resolver("default_transport", _default_transport, replace=True)
     OmegaConf.register_new_resolver("scratch", _scratch, replace=True)
-    facts.register_resolvers()
+    register_resolvers()
 
 
 _scratch_folder = cache(owner.folder)

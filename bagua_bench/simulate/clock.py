@@ -52,6 +52,8 @@ class Clock:
         note: bool = False,
     ) -> None:
         self.notes = note
+        self.classes = range(len(factors))
+        """Numbers of the classes."""
         self._cluster, self._compute, self._factors = cluster, compute, list(factors)
         self._loads, self._load = loads, [1.0 for _ in factors]
         self._durations: dict[Operation, float] = {}
@@ -88,11 +90,6 @@ class Clock:
                 begin += max(one["step"] for one in timing.steps[-1])
         return timing
 
-    @property
-    def classes(self) -> range:
-        """Numbers of the classes."""
-        return range(len(self._factors))
-
     def enter(self, step: int) -> None:
         """Have computing take as long as in this step."""
         if self._loads is not None:
@@ -107,9 +104,10 @@ class Clock:
         """Seconds of an operation in the lane, on class k."""
         if isinstance(op, Traffic):
             return op.nbytes / self._compute.memory_bandwidth * self._factors[k]
-        if op not in self._durations:
-            self._durations[op] = seconds(op, self._cluster)
-        return self._durations[op]
+        found = self._durations.get(op)
+        if found is None:
+            found = self._durations[op] = seconds(op, self._cluster)
+        return found
 
     def on_the_line(self, op: Collective) -> float:
         """Seconds for which a collective has the line to itself: its transfer, without its latencies.
@@ -120,9 +118,10 @@ class Clock:
 
     def own_bytes(self, op: Collective) -> float:
         """Seconds that the bytes of a collective take on the line, where every channel has its own connections."""
-        if op not in self._own_bytes:
-            self._own_bytes[op] = seconds(op, self._wire)
-        return self._own_bytes[op]
+        found = self._own_bytes.get(op)
+        if found is None:
+            found = self._own_bytes[op] = seconds(op, self._wire)
+        return found
 
     def carried_over(self, exposed: float, k: int) -> float:
         """Seconds of the communication after the optimizer step that the next step hides, on class k."""

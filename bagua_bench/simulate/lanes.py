@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 
 from bagua_bench.machine.program import Collective, Operation
@@ -49,9 +49,9 @@ class _State:
     noted: list[Noted] | None = None
 
     def copy(self) -> _State:
-        queues = [deque(replace(p, ops=deque(p.ops), at=list(p.at)) for p in queue) for queue in self.queues]
+        queues = [deque(_Piece(p.channel, p.key, p.ops.copy(), p.at, p.begun) for p in queue) for queue in self.queues]
         noted = None if self.noted is None else list(self.noted)
-        return _State(queues, [list(at) for at in self.at], dict(self.line), noted)
+        return _State(queues, list(self.at), dict(self.line), noted)
 
 
 class Lanes:
@@ -126,20 +126,21 @@ class Lanes:
 
     def _settle(self, state: _State, until: float) -> None:
         """Begin operations in the order of their times, as long as these lie before `until`."""
-        begins = {channel: max(_ready(state, channel)) for channel, queue in enumerate(state.queues) if queue}
-        while begins:
-            first = min(begins, key=begins.__getitem__)  # of several at a time the lowest channel
-            if begins[first] >= until:
+        ready = {channel: _ready(state, channel) for channel, queue in enumerate(state.queues) if queue}
+        meet = {channel: max(begin) for channel, begin in ready.items()}
+        while meet:
+            first = min(meet, key=meet.__getitem__)  # of several at a time the lowest channel
+            if meet[first] >= until:
                 return
-            self._begin(state, first)
+            self._begin(state, first, ready[first])
             if state.queues[first]:
-                begins[first] = max(_ready(state, first))
+                ready[first] = begin = _ready(state, first)
+                meet[first] = max(begin)
             else:
-                del begins[first]
+                del meet[first]
 
-    def _begin(self, state: _State, channel: int) -> None:
-        piece, begin = state.queues[channel][0], _ready(state, channel)
-        at = begin
+    def _begin(self, state: _State, channel: int, begin: list[float]) -> None:
+        piece, at = state.queues[channel][0], begin
         if piece.begun is None:
             piece.begun = begin
         if piece.ops:
@@ -171,4 +172,4 @@ def _all(state: _State) -> list[_Piece]:
 
 def _ready(state: _State, channel: int) -> list[float]:
     """When each class can begin the next operation of a channel."""
-    return [max(pair) for pair in zip(state.queues[channel][0].at, state.at[channel], strict=True)]
+    return list(map(max, state.queues[channel][0].at, state.at[channel]))
