@@ -86,6 +86,10 @@ def _works(command: str) -> bool:
     return True
 
 
+def congestion_controls() -> list[str]:
+    """Names of TCP's congestion controls that the kernel has loaded, sorted."""
+    return sorted(Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split())
+
+
 def _congestion() -> str:
-    names = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
-    return f"allowed here: {', '.join(sorted(names))}"
+    return f"allowed here: {', '.join(congestion_controls())}"

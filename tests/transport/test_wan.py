@@ -6,13 +6,15 @@ import contextlib
 import itertools
 import socket
 import struct
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
 from bagua_bench.configuration.network_shape import LINUX_WINDOW, Link, Shape
-from bagua_bench.network import star
+from bagua_bench.network import machine, star
+from bagua_bench.transport import native
 from tests.emulated import needs
 from tests.transport.conftest import NEWEST, Start
 from tools.transport import lossy, measure, wan
@@ -63,9 +65,44 @@ def test_a_long_path_has_a_stream_for_each_part_of_its_round_trip(
 def test_on_a_long_path_with_loss_more_streams_fill_more_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wan, "ROUND_TRIPS", (0.1,))
     monkeypatch.setattr(wan, "LOSSES", (1e-3,))
+    monkeypatch.setattr(wan, "WAYS", ("4", "auto", PLAIN))
     found = {path.way: path for path in wan.measure([100e6], 3)}
     assert found["auto"].rate > found["4"].rate > found[PLAIN].rate
     assert found["auto"].of_line <= 1
+
+
+@needs("link")
+@pytest.mark.usefixtures("built")
+def test_a_connection_fills_the_line_and_does_so_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wan, "ROUND_TRIPS", (0.02,))
+    monkeypatch.setattr(wan, "WAYS", ("auto", PLAIN))
+    monkeypatch.setattr(wan, "_AFTER_IDLE", 2**24)
+    [found] = wan.again(50e6, 1)
+    assert found.streams in range(8, 12)
+    assert 0.8 < found.of_line < 1448 / 1500
+    assert 2**24 * 8 / 50e6 < found.after_idle < 2 * found.expected
+
+
+@pytest.mark.parametrize("control", machine.congestion_controls())
+def test_streams_have_the_congestion_control_that_is_asked_for(start: Start, control: str) -> None:
+    pair = start(environment={"BAGUA_NET_CONGESTION": control})
+    pair.link()
+    ports = {port for worker in (pair.a, pair.b) for port in worker.ask("state")["ports"]}
+    told = subprocess.run(["ss", "-tinH"], capture_output=True, text=True, check=True).stdout.splitlines()
+    found = [about.split()[0] for ends, about in itertools.pairwise(told) if _port(ends) in ports]
+    assert len(found) == 12, "both ends of four streams, of one for receipts and of one for signs of life"
+    assert found.count(control) >= 10, "signs of life may have another"
+
+
+def _port(line: str) -> int | None:
+    return int(line.split()[3].rpartition(":")[2]) if line.startswith("ESTAB") else None
+
+
+@pytest.mark.usefixtures("built")
+def test_a_congestion_control_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAGUA_NET_CONGESTION", "psychic")
+    with pytest.raises(RuntimeError, match=r"BAGUA_NET_CONGESTION=psychic: allowed here: .*cubic"):
+        native.Group(0, 2)
 
 
 def _forward(source: socket.socket, target: socket.socket) -> None:
@@ -112,6 +149,7 @@ def test_a_foreign_connection_gets_a_part_of_the_line(monkeypatch: pytest.Monkey
     monkeypatch.setattr(wan, "ROUND_TRIPS", (0.01,))
     monkeypatch.setattr(wan, "_SECONDS", 0.5)
     monkeypatch.setattr(wan, "_SECONDS_BESIDE", 2.0)
+    monkeypatch.setattr(wan, "WAYS", ("4", "auto"))
     found = list(wan.left(20e6, 1))
     assert [(one.way, one.streams, one.fair) for one in found] == [("4", 4, 1 / 5), ("auto", 5, 1 / 6)]
     assert all(0.02 < one.share < 0.6 for one in found), "neither all of it nor nothing"

@@ -6,7 +6,8 @@ It measures the group of ranks behind the torch backend, whose callers wait, as 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from statistics import median
 from typing import Any, NamedTuple
@@ -61,20 +62,34 @@ class Moved(NamedTuple):
 
 
 def transfers(a: Host, b: Host, counts: Mapping[str, int], rounds: int, size: int, window: int) -> Iterator[Moved]:
-    """Messages from one host to the other, so many by each way, in new connections; in each round another way is first.
-    A way is PLAIN, or what BAGUA_NET_STREAMS is to be."""
-    plugin, ways = (compiled.harness(), libraries.plugin(), GROUP), list(counts)
+    """Messages from one host to the other, so many by each way, in new connections."""
+    for number, way in in_turn(list(counts), rounds):
+        with linked(a, b, way) as (_, move):
+            began = time.monotonic()
+            outcomes = move(size=size, window=window, count=counts[way], patience=120.0)
+            yield Moved(way, number, time.monotonic() - began, outcomes)
+
+
+def in_turn(ways: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Every way in every round; in each another one is first."""
     for number in range(rounds):
         first = number % len(ways)
-        for way in (*ways[first:], *ways[:first]):
-            streams = _STREAMS if way == PLAIN else way
-            variables = {"NCCL_SOCKET_IFNAME": a.interface, "BAGUA_NET_STREAMS": streams}
-            plan: dict[str, Any] = {"size": size, "window": window, "count": counts[way], "patience": 120.0}
-            with Pair(*plugin, variables, (a.prefix, b.prefix)) as pair:
-                if way == PLAIN:
-                    pair.link_plain(b.address)
-                else:
-                    pair.link()
-                began = time.monotonic()
-                outcomes = (pair.plain_stream if way == PLAIN else pair.stream)(**plan)
-                yield Moved(way, number, time.monotonic() - began, outcomes)
+        yield from ((number, way) for way in (*ways[first:], *ways[:first]))
+
+
+@contextmanager
+def linked(a: Host, b: Host, way: str) -> Iterator[tuple[Pair, Callable[..., tuple[dict[str, Any], dict[str, Any]]]]]:
+    """Processes on both hosts with a new connection, and what moves messages over it from the first to the second.
+
+    A way is PLAIN or what BAGUA_NET_STREAMS is to be, and after a comma the congestion control if it is not the hosts'.
+    """
+    streams, _, congestion = way.partition(", ")
+    plain = streams == PLAIN
+    variables = {"NCCL_SOCKET_IFNAME": a.interface, "BAGUA_NET_CONGESTION": congestion}
+    variables["BAGUA_NET_STREAMS"] = _STREAMS if plain else streams
+    with Pair(compiled.harness(), libraries.plugin(), GROUP, variables, (a.prefix, b.prefix)) as pair:
+        if plain:
+            pair.link_plain(b.address)
+        else:
+            pair.link()
+        yield pair, pair.plain_stream if plain else pair.stream

@@ -12,7 +12,7 @@ from typing import Any
 from bagua_bench import libraries
 from bagua_bench.network.accuracy import iperf3
 from bagua_bench.results import provenance
-from tools.transport import bench, compiled, lossy, shaped, torch_bench
+from tools.transport import bench, compiled, lossy, shaped, torch_bench, torch_rank
 from tools.transport.bench import PLAIN, Plugin, Sample
 from tools.transport.pair import GROUP
 
@@ -42,6 +42,13 @@ _TORCH: dict[str, dict[str, Any]] = {
     "torch 4 ranks": {"per_site": 2},
     "torch 4 ranks 1gbit": {"link": 1e9, "per_site": 2},
 }
+_OPERATIONS = ("broadcast", "reduce", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all", "send")
+_TORCH |= {
+    "torch operations": {"operations": _OPERATIONS},
+    "torch operations, 4 ranks": {"operations": _OPERATIONS[:-1], "per_site": 2},
+}
+_SIZES = ((4096, 40), (MIB, 20), (16 * MIB, 8), (64 * MIB, 4), (256 * MIB, 2))  # bytes, and how often in a round
+_FEW_SIZES = ((8, 100), (65536, 40), (MIB, 20), (64 * MIB, 4))
 _CHANGING = {
     "four flows, another one slow every 200 ms": tuple(
         tuple(0.04e9 if step == flow else 0.4e9 for step in range(4)) for flow in range(4)
@@ -148,9 +155,10 @@ def _beside_plain(found: list[Sample], key: str) -> list[dict[str, Any]]:
     return [{**row, "times_plain": row[key] / plain[row["size"]]} if row["size"] in plain else row for row in rows]
 
 
-def _torch(rounds: int, **network: Any) -> dict[str, Any]:
-    sizes = [(4096, 40), (MIB, 20), (16 * MIB, 8), (64 * MIB, 4), (256 * MIB, 2)]
-    rows = torch_bench.compare(sizes, rounds, **network)
+def _torch(rounds: int, operations: Sequence[str] = ("all_reduce",), **network: Any) -> dict[str, Any]:
+    sizes = _FEW_SIZES if len(operations) > 1 else _SIZES
+    asked = [(operation, size, repeat) for operation in operations for size, repeat in sizes]
+    rows = torch_bench.compare(asked, rounds, **network)
     return {"network": network, "summary": rows}
 
 
@@ -164,9 +172,9 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
             )
             continue
         if "times_gloo" in row:
-            yield f"{row['ranks']} ranks, {row['bytes']:>10,} B: {row['bagua_net'] * 1e3:9.3f} ms, gloo " + (
-                f"{row['gloo'] * 1e3:9.3f} ms, {row['times_gloo']:.2f} x gloo"
-            )
+            times = [f"{row[key] * 1e3:9.3f} ms" for key in torch_rank.BACKENDS]
+            what = f"{row['operation']}, {row['ranks']} ranks, {row['bytes']:>10,} B"
+            yield f"{what}: {times[0]}, gloo {times[1]}, {row['times_gloo']:.2f} x gloo"
             continue
         ratios = [f"{key} {row[key]:.3f}" for key in ("of_ideal", "times_plain", "cpu_times_plain") if key in row]
         value = f"{row['half_round_trip'] * 1e6:.1f} us" if row["half_round_trip"] else f"{row['rate'] / 1e9:.3f} GB/s"

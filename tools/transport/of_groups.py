@@ -136,12 +136,22 @@ def _wan(options: argparse.Namespace) -> int:
     found, table = [], Table("line", "round trip", "loss", "streams", "MB/s", "of the line", "times plain")
     for one in wan.measure(lines, options.rounds):
         found.append(one)
-        path = (f"{one.line / 1e6:g} Mbit/s", f"{one.round_trip * 1e3:g} ms", f"{one.loss * 100:g} %")
+        path = (*_path(one), f"{one.loss * 100:g} %")
         table.add_row(*path, one.way, f"{one.rate / 1e6:.2f}", f"{one.of_line:.2f}", f"{one.times_plain:.2f}")
         print(*path, one.way, f"{one.of_line:.2f} of the line", flush=True)
-    Console().print(table)
-    write(options.json, _outcome(paths=[asdict(one) for one in found]))
+    later, steady = [], Table("line", "round trip", "streams", "then, of the line", "64 MiB after idle", "expected")
+    for line in lines:
+        for next_one in wan.again(line, options.rounds):
+            later.append(next_one)
+            way, times = f"{next_one.way}: {next_one.streams}", (next_one.after_idle, next_one.expected)
+            steady.add_row(*_path(next_one), way, f"{next_one.of_line:.3f}", *(f"{seconds:.2f} s" for seconds in times))
+    Console().print(table, steady)
+    write(options.json, _outcome(paths=[asdict(one) for one in found], again=[asdict(one) for one in later]))
     return 0
+
+
+def _path(one: wan.Path | wan.Again | wan.Left) -> tuple[str, str]:
+    return f"{one.line / 1e6:g} Mbit/s", f"{one.round_trip * 1e3:g} ms"
 
 
 def _left(options: argparse.Namespace) -> int:
@@ -149,8 +159,7 @@ def _left(options: argparse.Namespace) -> int:
     for one in wan.left(units.parse("--line", options.line, units.BITS_PER_SECOND), options.rounds):
         found.append(one)
         streams = str(one.streams) if one.way.isdigit() else f"{one.way}: {one.streams}"
-        path = (f"{one.line / 1e6:g} Mbit/s", f"{one.round_trip * 1e3:g} ms")
-        table.add_row(*path, streams, f"{one.share:.3f}", f"{one.fair:.3f}")
+        table.add_row(*_path(one), streams, f"{one.share:.3f}", f"{one.fair:.3f}")
     Console().print(table)
     write(options.json, _outcome(left=[asdict(one) for one in found]))
     return 0

@@ -1,4 +1,4 @@
-"""All-reduce of the torch backend beside gloo, over namespaces whose flows may be limited."""
+"""Operations of the torch backend beside gloo's, over namespaces whose flows may be limited."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def tell(process: Any, command: Mapping[str, Any]) -> None:
 
 
 def compare(
-    sizes: Sequence[tuple[int, int]],
+    operations: Sequence[tuple[str, int, int]],
     rounds: int,
     per_site: int = 1,
     flow: float | None = None,
     link: float | None = None,
 ) -> list[dict[str, Any]]:
-    """All-reduce of (bytes, repetitions per round) on two sites: medians over the rounds of the slowest rank's mean
-    seconds, and their ratio.
+    """Operations on two sites, each with bytes and repetitions per round: medians over the rounds of the slowest rank's
+    mean seconds, and their ratio.
 
     `flow` limits every connection, `link` all together, in bits/s.
     """
@@ -84,13 +84,14 @@ def compare(
             elif link is not None:
                 shaped.limit_flows(site, {}, link)
         rows = []
-        for size, repeat in sizes:
+        for operation, size, repeat in operations:
             for process in processes:
-                tell(process, {"bytes": size, "repeat": repeat, "rounds": rounds})
+                tell(process, {"operation": operation, "bytes": size, "repeat": repeat, "rounds": rounds})
             answers = [hear(process) for process in processes]
             times = [answer["seconds"] for answer in answers]
             slowest = {key: [max(t[key][k] for t in times) for k in range(rounds)] for key in times[0]}
             row: dict[str, Any] = {
+                "operation": operation,
                 "bytes": size,
                 "ranks": len(processes),
                 "repeat": repeat,

@@ -8,27 +8,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
-from bagua_bench import libraries
 from bagua_bench.configuration.network_shape import HEADERS, LINUX_WINDOW, MTU, Link, Shape
 from bagua_bench.network import machine, star
 from bagua_bench.network.topology import Host
-from tools.transport import compiled, lossy
+from tools.transport import lossy
 from tools.transport.bench import PLAIN
-from tools.transport.pair import HarnessError, Pair
+from tools.transport.pair import HarnessError
 
-WAYS = ("4", "auto", PLAIN)
+WAYS = ("4", "auto", PLAIN, *(("auto, bbr", f"{PLAIN}, bbr") if "bbr" in machine.congestion_controls() else ()))
 ROUND_TRIPS = (0.03, 0.08, 0.2)  # seconds
 LOSSES = (0.0, 1e-4, 1e-3, 1e-2)  # share of packets lost
-CONTROL = "cubic"
+CONTROL = "cubic"  # of the ways that name none
 _CONNECTIONS = 70  # for which queues have room: the most streams that there may be, and the others of a connection
 _SECONDS, _ROUND_TRIPS = 3.0, 20.0  # that a transfer should take, and round trips beyond: it begins slowly
 _SECONDS_BESIDE = 8.0  # for a connection beside others, with its fair share
-_SIZE, _WINDOW, _FEWEST = 2**17, 16, 24  # bytes of a message; under way at a time; fewer would not tell a rate
+_SIZE, _WINDOW, _FEWEST = (
+    2**18,
+    64,
+    12,
+)  # bytes of a message, at least; under way at a time; fewer would not tell a rate
+_IDLE, _AFTER_IDLE = 3.0, 2**26  # seconds of a pause, and bytes to send after it
+_FIRST_WINDOW = 10 * (MTU - HEADERS)  # bytes: RFC 6928
 
 
 @dataclass(frozen=True)
@@ -45,26 +52,96 @@ class Path:
     times_plain: float
 
 
+@dataclass(frozen=True)
+class Again:
+    """Medians over the rounds of what a connection carries later, over a path without loss.
+
+    of_line: as `Path`, when as much as at first follows at once. after_idle: seconds for 64 MiB after a pause of 3 s.
+    expected: for these at that rate, with a round trip and the least that a slow start takes, in which the windows of
+    all streams double every round trip until they fill the line.
+    """
+
+    line: float  # bit/s
+    round_trip: float  # seconds
+    way: str
+    streams: int
+    of_line: float
+    after_idle: float
+    expected: float
+
+
 def measure(lines: Sequence[float], rounds: int) -> Iterator[Path]:
     """Every path with every way in turn; lines in bit/s."""
-    backend = machine.choose("auto", CONTROL)
     for line in lines:
         for round_trip in ROUND_TRIPS:
             for loss in LOSSES:
-                yield from _path(backend, line, round_trip, loss, rounds)
+                yield from _path(line, round_trip, loss, rounds)
 
 
-def _path(backend: str, line: float, round_trip: float, loss: float, rounds: int) -> Iterator[Path]:
-    link = Link(line, round_trip / 2, 0.0, loss)
-    seconds = _SECONDS + _ROUND_TRIPS * round_trip
-    counts = {way: max(_FEWEST, int(_expected(way, line, round_trip, loss) * seconds / _SIZE)) for way in WAYS}
-    with star.up(Shape((link, link), backend, CONTROL, LINUX_WINDOW, _CONNECTIONS, 0)) as network:
-        a, b = network.hosts
-        found = list(lossy.transfers(a, b, counts, rounds, _SIZE, _WINDOW))
+def _path(line: float, round_trip: float, loss: float, rounds: int) -> Iterator[Path]:
+    size, counts = _messages(line, round_trip, loss, WAYS)
+    with _network(line, round_trip, loss) as (a, b):
+        found = list(lossy.transfers(a, b, counts, rounds, size, _WINDOW))
     seconds_of = {way: median(one.seconds for one in found if one.way == way) for way in WAYS}
-    rates = {way: counts[way] * _SIZE / seconds_of[way] for way in WAYS}
+    rates = {way: counts[way] * size / seconds_of[way] for way in WAYS}
     for way, rate in rates.items():
         yield Path(line, round_trip, loss, way, rate, rate * 8 / line, rate / rates[PLAIN])
+
+
+def again(line: float, rounds: int) -> Iterator[Again]:
+    """What the transport's connections carry after their beginning, and after a pause."""
+    ways = [way for way in WAYS if not way.startswith(PLAIN)]
+    for round_trip in ROUND_TRIPS:
+        size, counts = _messages(line, round_trip, 0.0, ways)
+        rates: dict[str, list[float]] = {}
+        times: dict[str, list[float]] = {}
+        streams: dict[str, int] = {}
+        with _network(line, round_trip, 0.0) as (a, b):
+            for _, way in lossy.in_turn(ways, rounds):
+                with lossy.linked(a, b, way) as (pair, move):
+                    plan = partial(move, size=size, window=_WINDOW, patience=120.0)
+                    plan(count=counts[way])
+                    rates.setdefault(way, []).append(counts[way] * size / _seconds(plan, counts[way]))
+                    time.sleep(_IDLE)
+                    times.setdefault(way, []).append(_seconds(plan, _AFTER_IDLE // size))
+                    streams[way] = len(pair.a.ask("report", name="x.s")["streams"])
+        for way in ways:
+            rate, after_idle = median(rates[way]), median(times[way])
+            expected = _AFTER_IDLE / rate + round_trip + _slow_start(line / 8, round_trip, streams[way])
+            yield Again(line, round_trip, way, streams[way], rate * 8 / line, after_idle, expected)
+
+
+def _seconds(plan: Callable[..., object], count: int) -> float:
+    began = time.monotonic()
+    plan(count=count)
+    return time.monotonic() - began
+
+
+def _slow_start(rate: float, round_trip: float, streams: int) -> float:
+    """Seconds that it takes longer than at the line's full rate, bytes/s."""
+    lost, window, full = 0.0, float(streams * _FIRST_WINDOW), rate * round_trip
+    while window < full:
+        lost += (1 - window / full) * round_trip
+        window *= 2
+    return lost
+
+
+@contextmanager
+def _network(line: float, round_trip: float, loss: float) -> Iterator[tuple[Host, Host]]:
+    link = Link(line, round_trip / 2, 0.0, loss)
+    backend = machine.choose("auto", CONTROL)
+    with star.up(Shape((link, link), backend, CONTROL, LINUX_WINDOW, _CONNECTIONS, 0)) as network:
+        a, b = network.hosts
+        yield a, b
+
+
+def _messages(line: float, round_trip: float, loss: float, ways: Sequence[str]) -> tuple[int, dict[str, int]]:
+    """Bytes of a message, so that what is under way could fill two round trips; and how many messages by each way."""
+    size = _SIZE
+    while size * _WINDOW < 2 * line / 8 * round_trip:
+        size *= 2
+    seconds = _SECONDS + _ROUND_TRIPS * round_trip
+    return size, {way: max(_FEWEST, int(_expected(way, line, round_trip, loss) * seconds / size)) for way in ways}
 
 
 @dataclass(frozen=True)
@@ -84,14 +161,12 @@ class Left:
 
 def left(line: float, rounds: int) -> Iterator[Left]:
     """The foreign connection begins when the transport has been sending for a while; new connections in each round."""
+    ways = [way for way in WAYS if not way.startswith(PLAIN)]
     for round_trip in ROUND_TRIPS[:2]:
-        link = Link(line, round_trip / 2, 0.0, 0.0)
-        backend = machine.choose("auto", CONTROL)
         shares: dict[str, list[float]] = {}
         streams: dict[str, int] = {}
-        with star.up(Shape((link, link), backend, CONTROL, LINUX_WINDOW, _CONNECTIONS, 0)) as network:
-            a, b = network.hosts
-            for way in WAYS[:2] * rounds:
+        with _network(line, round_trip, 0.0) as (a, b):
+            for _, way in lossy.in_turn(ways, rounds):
                 streams[way], rate = _beside(a, b, way, line)
                 shares.setdefault(way, []).append(rate * 8 / line)
         for way, found in shares.items():
@@ -100,19 +175,15 @@ def left(line: float, rounds: int) -> Iterator[Left]:
 
 def _beside(a: Host, b: Host, way: str, line: float) -> tuple[int, float]:
     """Streams of the transport, and the bytes/s of a plain connection beside them."""
-    variables = {"NCCL_SOCKET_IFNAME": a.interface, "BAGUA_NET_STREAMS": way}
-    here = (compiled.harness(), libraries.plugin(), "ncclNetPlugin_v12", variables, (a.prefix, b.prefix))
     plan: dict[str, Any] = {"size": _SIZE, "window": _WINDOW, "patience": 120.0}
-    with Pair(*here) as ours, Pair(*here) as foreign:
-        ours.link()
+    with lossy.linked(a, b, way) as (ours, _), lossy.linked(a, b, PLAIN) as (_, move):
         streams = len(ours.a.ask("report", name="x.s")["streams"])
-        foreign.link_plain(b.address)
         enough = int(10 * _SECONDS_BESIDE * line / 8 / _SIZE)  # it is ended before that
         ours.a.tell("stream", name="x.s", sending=True, count=enough, **plan)
         ours.b.tell("stream", name="x.r", sending=False, count=enough, **plan)
         time.sleep(_SECONDS)
         few = max(_FEWEST, int(line / 8 / (streams + 1) * _SECONDS_BESIDE / _SIZE))
-        _, got = foreign.plain_stream(count=few, **plan)
+        _, got = move(count=few, **plan)
         if ours.a.has_answered() or ours.b.has_answered():
             raise HarnessError("the transport ended before the foreign connection did")
         return streams, got["bytes"] / got["seconds"]
@@ -120,6 +191,8 @@ def _beside(a: Host, b: Host, way: str, line: float) -> tuple[int, float]:
 
 def _expected(way: str, line: float, round_trip: float, loss: float) -> float:
     """Bytes/s that may be hoped for: it decides only how much is sent. By Mathis and others (1997) for each stream."""
-    streams = {"auto": round_trip / 2.5e-3, PLAIN: 1.0}.get(way) or float(way)
-    lost = (MTU - HEADERS) / round_trip * 1.22 / math.sqrt(loss) * streams if loss else math.inf
+    number, _, congestion = way.partition(", ")
+    streams = {"auto": round_trip / 2.5e-3, PLAIN: 1.0}.get(number) or float(number)
+    limited = loss and not congestion
+    lost = (MTU - HEADERS) / round_trip * 1.22 / math.sqrt(loss) * streams if limited else math.inf
     return min(line / 8, streams * LINUX_WINDOW / round_trip, lost)

@@ -89,6 +89,7 @@ class Worker:
             getattr(self.lib, f"harness_{name}").restype = _P
         self.net: int | None = None
         self.path = ""
+        self.peer: int | None = None  # the other rank of a group
         self.held: dict[str, Any] = {}
 
     def open(self, path: str, symbol: str, verbose: bool = False) -> dict[str, Any]:
@@ -123,6 +124,7 @@ class Worker:
     def open_group(self, path: str, rank: int) -> dict[str, Any]:
         """Be one of two ranks of the torch backend's group; `opened` is the handle in hex, or None."""
         handle = ctypes.create_string_buffer(128)
+        self.path, self.peer = path, 1 - rank
         self.net = self.lib.harness_open_group(path.encode(), rank, handle)
         return {"opened": handle.raw.hex() if self.net else None}
 
@@ -215,6 +217,8 @@ class Worker:
 
     def _plain(self, name: str, connection: socket.socket) -> dict[str, Any]:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if congestion := os.environ.get("BAGUA_NET_CONGESTION"):  # as the transport's
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
         self.held[name] = connection
         return {"port": connection.getsockname()[1]}
 
@@ -240,9 +244,12 @@ class Worker:
         }
 
     def report(self, name: str) -> dict[str, Any]:
-        """Counters of bagua_net's streams of a comm."""
-        out = (StreamReport * 64)()
-        count = ctypes.CDLL(self.path).bagua_net_comm_report(_P(self.held[name]), out, len(out))
+        """Counters of bagua_net's streams of a comm; of a group that of messages between two ranks."""
+        out, library, comm = (StreamReport * 64)(), ctypes.CDLL(self.path), _P(self.held[name])
+        if self.peer is None:
+            count = library.bagua_net_comm_report(comm, out, len(out))
+        else:
+            count = library.bagua_net_report(comm, self.peer, 1, out, len(out))
         return {"streams": [_values(out[k]) for k in range(count)]}
 
     def report_all(self) -> dict[str, Any]:

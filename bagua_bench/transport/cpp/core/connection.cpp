@@ -53,6 +53,7 @@ Connection::~Connection() {
 // Have the kernel report events of a socket; null stands for the receipts'.
 void Connection::watch(int fd, Stream* stream) {
     tune(fd, trunk_.settings.timeout);
+    control(fd, trunk_.settings.congestion);
     epoll_event event{};
     event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
     event.data.ptr = stream;

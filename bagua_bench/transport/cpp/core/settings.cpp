@@ -53,6 +53,9 @@ Status read_settings(Settings* settings, std::vector<Interface>* interfaces) {
     settings->connect_timeout = int64_t(connecting * double(kSecond));
     settings->crc = crc != 0;
     settings->zero_copy = zero_copy != 0;
+    settings->congestion = variable("BAGUA_NET_CONGESTION");
+    if (std::string allowed; !may_control(settings->congestion, &allowed))
+        return {Code::usage, "BAGUA_NET_CONGESTION=" + settings->congestion + ": allowed here: " + allowed};
     if (const std::string path = variable("BAGUA_NET_SECRET_FILE"); !path.empty()) {
         std::ifstream file(path, std::ios::binary);
         std::ostringstream text;

@@ -21,12 +21,13 @@ struct Settings {
     bool zero_copy = true;  // large messages over short paths
     int eager = 8;  // ranks of the largest group that opens all its connections at the start
     int helpers = 0;  // threads of the NCCL face that make progress; with 0 the caller's test() does
+    std::string congestion;  // TCP's congestion control of the streams; empty: the kernel's own choice
     std::string secret;  // of the job; if empty, the key is the listener's token alone
     Log log;
 };
 
-// From BAGUA_NET_STREAMS, _CHUNK (bytes), _EAGER, _HELPERS, _TIMEOUT, _CONNECT_TIMEOUT (seconds), _CRC and _ZERO_COPY (0, 1), _SECRET_FILE and
-// _INTERFACES; where the last is not set, NCCL_SOCKET_IFNAME is used. NCCL_SOCKET_FAMILY restricts the addresses.
+// From BAGUA_NET_STREAMS, _CHUNK (bytes), _EAGER, _HELPERS, _TIMEOUT, _CONNECT_TIMEOUT (seconds), _CRC and _ZERO_COPY (0, 1),
+// _CONGESTION, _SECRET_FILE and _INTERFACES; where the last is not set, NCCL_SOCKET_IFNAME is used. NCCL_SOCKET_FAMILY restricts the addresses.
 Status read_settings(Settings* settings, std::vector<Interface>* interfaces);
 
 }  // namespace bagua

@@ -176,6 +176,19 @@ void tune(int fd, int64_t timeout_ns) {
     persist(fd);
 }
 
+bool control(int fd, const std::string& congestion) {
+    return congestion.empty() ||
+           setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, congestion.data(), socklen_t(congestion.size())) == 0;
+}
+
+bool may_control(const std::string& congestion, std::string* allowed) {
+    const Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (control(socket.fd(), congestion)) return true;
+    const std::string which = errno == EPERM ? "allowed" : "available";
+    std::getline(std::ifstream("/proc/sys/net/ipv4/tcp_" + which + "_congestion_control"), *allowed);
+    return false;
+}
+
 // With this option the number of attempts does not count any more, neither of retransmissions nor of keepalive's. It
 // also limits for how long the peer may close its window, which a peer that computes does: hence a value that is never
 // reached, and not the time-out.

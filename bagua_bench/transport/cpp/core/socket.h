@@ -70,6 +70,12 @@ double round_trip(int fd);
 // Have small messages sent without delay, and an idle path probed several times per `timeout_ns`.
 void tune(int fd, int64_t timeout_ns);
 
+// Have TCP's congestion control be this one; nothing if the name is empty. False if the kernel refuses.
+bool control(int fd, const std::string& congestion);
+
+// Whether this process may have it; if not, the names of those that it may have.
+bool may_control(const std::string& congestion, std::string* allowed);
+
 // Have the kernel try to reach the peer until shut(): how long an outage may last is for the connection to decide.
 void persist(int fd);
 
