@@ -22,6 +22,7 @@ _ProcessGroup: Any = dist.ProcessGroup  # its stubs know neither its overloads n
 
 
 _Started = TypeVar("_Started", Job, Message)
+_MOST_KEPT = 2**28  # bytes
 
 
 class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
@@ -36,6 +37,7 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, size)
         self._timeout = timeout.total_seconds()
         self._own_name = ""
+        self._kept: Tensor | None = None  # memory for what is reduced and scattered
         self._batch: list[Job | Message] | None = None  # what was started since a batch began
         measured, how = order.wanted(), ""
         self._native = Group(rank, size)
@@ -130,18 +132,25 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
 
         def run() -> None:
             for out, parts in zip(outputs, inputs, strict=True):
-                self._reduce_parts(out, torch.stack([p.reshape(-1) for p in parts]), opts)
+                self._reduce_parts(out, parts, opts)
 
         return self._run(run, outputs, opts)
 
     def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any = None) -> Job:
         """Reduce; rank r keeps the r-th part."""
-        return self._run(lambda: self._reduce_parts(output, x.reshape(self.size(), -1).clone(), opts), output, opts)
+        return self._run(lambda: self._reduce_parts(output, x.reshape(self.size(), -1).unbind(), opts), output, opts)
 
-    def _reduce_parts(self, output: Tensor, parts: Tensor, opts: Any) -> None:
-        kind = numbers_of(parts, opts)
-        self._native.reduce_scatter(parts.data_ptr(), as_real(parts)[0].numel(), *kind, self._limit(opts))
-        output.copy_(parts[self.rank()].view(output.shape))
+    def _reduce_parts(self, output: Tensor, parts: Sequence[Tensor], opts: Any) -> None:
+        kind, size = numbers_of(parts[0], opts), sum(part.nbytes for part in parts)
+        kept, self._kept = self._kept, None  # fresh pages cost as much as sending them
+        if kept is None or kept.nbytes < size:
+            kept = torch.empty(size, dtype=torch.uint8)
+        copies = kept[:size].view(parts[0].dtype).view(len(parts), parts[0].numel())
+        for copy, part in zip(copies, parts, strict=True):
+            copy.copy_(part.reshape(-1))
+        self._native.reduce_scatter(copies.data_ptr(), as_real(copies)[0].numel(), *kind, self._limit(opts))
+        output.copy_(copies[self.rank()].view(output.shape))
+        self._kept = kept if kept.nbytes <= _MOST_KEPT else None
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Job:
         """Several `reduce_scatter_single`."""

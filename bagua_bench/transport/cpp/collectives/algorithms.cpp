@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kAlign = 64;  // the kernel copies faster to aligned places
 constexpr size_t kFewSteps = 32 << 10;  // bytes up to which the number of steps matters more than the bytes moved
+constexpr size_t kTree = 256 << 10;  // bytes up to which a tree of a broadcast is faster than slices along a chain
 constexpr int kFewRanks = 8;  // that can all send to each other at once
 
 // Incoming slice i belongs to the place at(i), where it is combined with what is there or replaces it.
@@ -177,6 +178,36 @@ Pipeline chain(Mesh& mesh, int place, bool forward, size_t slices) {
     return p;
 }
 
+// To the root in log2(n) steps: the other way round than below.
+Status reduce_along_a_tree(Mesh& mesh, void* data, size_t count, Elements e, int root) {
+    const size_t bytes = count * size_of(e.type);
+    const int first = mesh.line.of(root), place = (mesh.line.of(mesh.rank) - first + mesh.size) % mesh.size;
+    unsigned char* other = mesh.scratch(2 * bytes);
+    unsigned char* here = place == 0 ? static_cast<unsigned char*>(data) : other + bytes;
+    if (place > 0 && bytes) std::memcpy(here, data, bytes);
+    for (int reach = 1; reach < mesh.size; reach *= 2) {
+        if (place & reach) return mesh.move({{mesh.line.at(first + place - reach), true, here, bytes}});
+        if (place + reach >= mesh.size) continue;
+        if (Status s = mesh.move({{mesh.line.at(first + place + reach), false, other, bytes}}); !s) return s;
+        combine(here, other, count, e.type, e.op);
+    }
+    if (e.op == Op::average) divide(data, count, e.type, mesh.size);
+    return {};
+}
+
+// The root's data in log2(n) steps: every rank that has it passes it on, the farthest first.
+Status broadcast_along_a_tree(Mesh& mesh, void* data, size_t bytes, int root) {
+    const int first = mesh.line.of(root), place = (mesh.line.of(mesh.rank) - first + mesh.size) % mesh.size;
+    int reach = 1;
+    while (place == 0 ? reach < mesh.size : !(place & reach)) reach *= 2;
+    if (place > 0)
+        if (Status s = mesh.move({{mesh.line.at(first + place - reach), false, data, bytes}}); !s) return s;
+    std::vector<Transfer> on;
+    for (reach /= 2; reach > 0; reach /= 2)
+        if (place + reach < mesh.size) on.push_back({mesh.line.at(first + place + reach), true, data, bytes});
+    return mesh.move(on);
+}
+
 }  // namespace
 
 Status all_reduce(Mesh& mesh, void* data, size_t count, Elements e) {
@@ -234,12 +265,14 @@ Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes) {
 }
 
 Status broadcast(Mesh& mesh, void* data, size_t bytes, int root) {
+    if (mesh.size == 2 || bytes <= kTree) return broadcast_along_a_tree(mesh, data, bytes, root);
     const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
     const auto at = [&](size_t i) {
         return Slice{static_cast<unsigned char*>(data) + i * slice, std::min(slice, bytes - i * slice)};
     };
     Pipeline p = chain(mesh, (mesh.line.of(mesh.rank) - mesh.line.of(root) + mesh.size) % mesh.size, true, slices);
     p.outgoing = at;
+    p.ahead = Pipeline::kSends;
     p.incoming = [&](size_t i, size_t) { return at(i); };
     p.arrived = [](size_t, const Slice&) {};
     return p.run(mesh);
@@ -247,6 +280,7 @@ Status broadcast(Mesh& mesh, void* data, size_t bytes, int root) {
 
 Status reduce(Mesh& mesh, void* data, size_t count, Elements e, int root) {
     const size_t unit = size_of(e.type), bytes = count * unit;
+    if (mesh.size > 2 && bytes <= kFewSteps) return reduce_along_a_tree(mesh, data, count, e, root);
     const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
     const bool is_root = mesh.rank == root;
     const int place = (mesh.line.of(root) - 1 - mesh.line.of(mesh.rank) + 2 * mesh.size) % mesh.size;  // the root is last

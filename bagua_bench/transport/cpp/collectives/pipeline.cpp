@@ -26,7 +26,7 @@ Status Pipeline::run(Mesh& mesh) {
     size_t posted = 0, treated = 0, sent = 0;
     while (treated < receives || sent < sends || !going.empty()) {
         bool moved = false;
-        while (posted < receives && posted - treated < kSlots) {
+        while (posted < receives && posted - treated < ahead) {
             const Slice s = incoming(posted, posted % kSlots);
             Request* r = mesh.post(from, false, s.data, s.size);
             if (!r) break;

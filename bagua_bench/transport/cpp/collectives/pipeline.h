@@ -24,7 +24,8 @@ struct Pipeline {
     // How many slices must have been treated before this one may go.
     std::function<size_t(size_t i)> needs;
 
-    static constexpr size_t kSlots = 2;  // receives on their way; more of them would not stay in the cache
+    static constexpr size_t kSlots = 2;  // more of them would not stay in the cache
+    size_t ahead = kSlots;  // receives on their way; more than kSlots if they need no scratch place
     static constexpr size_t kSends = 16;
 
     Status run(Mesh& mesh);
