@@ -90,7 +90,7 @@ def _path(line: float, round_trip: float, loss: float, rounds: int) -> Iterator[
 
 def again(line: float, rounds: int) -> Iterator[Again]:
     """What the transport's connections carry after their beginning, and after a pause."""
-    ways = [way for way in WAYS if not way.startswith(PLAIN)]
+    ways = [way for way in WAYS if way != PLAIN and ", " not in way]
     for round_trip in ROUND_TRIPS:
         size, counts = _messages(line, round_trip, 0.0, ways)
         rates: dict[str, list[float]] = {}
@@ -193,6 +193,7 @@ def _expected(way: str, line: float, round_trip: float, loss: float) -> float:
     """Bytes/s that may be hoped for: it decides only how much is sent. By Mathis and others (1997) for each stream."""
     number, _, congestion = way.partition(", ")
     streams = {"auto": round_trip / 2.5e-3, PLAIN: 1.0}.get(number) or float(number)
-    limited = loss and not congestion
-    lost = (MTU - HEADERS) / round_trip * 1.22 / math.sqrt(loss) * streams if limited else math.inf
+    lost = (MTU - HEADERS) / round_trip * 1.22 / math.sqrt(loss) * streams if loss else math.inf
+    if congestion:  # another formula holds, which is not known here; a single connection finds its rate slowly
+        lost = line / 8 / (5 if number == PLAIN else 1)
     return min(line / 8, streams * LINUX_WINDOW / round_trip, lost)
