@@ -12,6 +12,7 @@ others by an assertion (`--hook torchft` shows it). The hook used here returns a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -46,8 +47,8 @@ class Loss:
     replicas: int
     without_it: float = 0.0
     with_it_again: float = 0.0
-    refused: int = 0
-    """Attempts at a step, of the others, that counted for nothing."""
+    refused: tuple[int, ...] = ()
+    """How many attempts at a step counted for nothing while it was away, of each of the others."""
     steps: list[int] = field(default_factory=list)
     """That count, of each replica at its end: one that came again has those of the others."""
     equal: bool = False
@@ -82,7 +83,7 @@ def suffer(replicas: int, hook: str = "own") -> Loss:
         for one in running:
             one.until(replicas, since=begun)
         found.with_it_again = max(one.pause(begun) for one in others)
-        found.refused = sum(one.refused for one in others)
+        found.refused = tuple(one.refused(killed, begun) for one in others)
         weights = [one.weights for one in running]
         common = max(set.intersection(*map(set, weights)))  # of the latest some may not have told yet
         found.equal = len({one[common] for one in weights}) == 1
@@ -138,9 +139,8 @@ class _Replica:
     def last(self) -> int:
         return int(self._taken()[-1]["step"])
 
-    @property
-    def refused(self) -> int:
-        return sum(not one["counts"] for one in self.told.copy())
+    def refused(self, since: float, until: float) -> int:
+        return sum(not one["counts"] and since < one["time"] < until for one in self.told.copy())
 
     @property
     def weights(self) -> dict[int, str]:
@@ -155,7 +155,9 @@ class _Replica:
     def end_within_a_step(self) -> None:
         """Leave the others alone in an all-reduce."""
         self._process.send_signal(signal.SIGUSR1)
-        self._process.wait(LIMIT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LIMIT)
+        self.kill()
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)

@@ -7,6 +7,7 @@ rehearse what is not there.
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 from contextlib import suppress
 from dataclasses import replace
@@ -38,17 +39,22 @@ def program_of(key: Key, channels: int) -> Program:
 
 def is_known(key: Key) -> bool:
     """Whether there is such a program already."""
-    return _file(*key).exists()
+    return os.access(_file(*key), os.R_OK)
 
 
 def tidy() -> None:
     """Remove the oldest programs, so that they do not take more than 256 MiB."""
-    found = [(path, path.stat()) for path in _folder().rglob("*") if path.is_file()]
+    found = []
+    for path in _folder().rglob("*"):
+        with suppress(OSError):  # somebody else may have removed it
+            state = path.stat()
+            found += [(state.st_mtime, state.st_size, path)] if path.is_file() else []
     room = _MOST_BYTES
-    for path, state in sorted(found, key=lambda one: one[1].st_mtime, reverse=True):
-        room -= state.st_size
+    for _, size, path in sorted(found, reverse=True):
+        room -= size
         if room < 0:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # or it is somebody else's
+                path.unlink()
 
 
 def key_of(cell: Cell) -> Key:
@@ -95,7 +101,7 @@ def _foreign(cell: Cell) -> list[str]:
 @cache
 def _program(scene: str, code: str) -> Program:
     path = _file(scene, code)
-    with suppress(OSError):
+    with suppress(OSError, EOFError, pickle.UnpicklingError):  # there is none, or it is damaged
         return _read(path.read_bytes())
     from bagua_bench.simulate.rehearsal import rehearse_scene
 

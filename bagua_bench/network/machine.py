@@ -87,8 +87,9 @@ def _works(command: str) -> bool:
 
 
 def congestion_controls() -> list[str]:
-    """Names of TCP's congestion controls that the kernel has loaded, sorted."""
-    return sorted(Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split())
+    """Names of TCP's congestion controls that the kernel has loaded, sorted; none if it does not say."""
+    path = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+    return sorted(path.read_text().split()) if path.exists() else []
 
 
 def _congestion() -> str:

@@ -17,6 +17,8 @@ from bagua_bench.simulate.transfers import direct_transfer, in_one_place, ring, 
 
 FEW_BYTES, FEW_RANKS = 32 << 10, 8
 """Up to so many bytes the number of steps matters more than the bytes; so many ranks send to each other at once."""
+TREE_BYTES = {"broadcast": 256 << 10, "reduce": FEW_BYTES}
+"""Up to so many bytes they go along a tree."""
 _SLICES = 128 << 10, 256 << 10
 """Least and most bytes of the parts of a block that follow each other (pipeline.cpp); else a quarter of it."""
 
@@ -51,13 +53,30 @@ def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
     return physics.hop * _late(len(distances), far, cluster) + _passing(moved, g, cluster)
 
 
-def chain(call: Collective, g: int, cluster: Cluster) -> float:
-    """Broadcast and reduce: N - 1 hops from one rank to the next, which slices take one after the other."""
+def onward(call: Collective, g: int, cluster: Cluster) -> float:
+    """Broadcast and reduce: small ones along a tree, others N - 1 hops from one rank to the next, slice after slice."""
+    if call.nbytes <= TREE_BYTES[call.kind]:
+        return _tree(call.nbytes, g, cluster)
     n, piece = cluster.layout.servers, min(call.nbytes, _SLICES[1])
     late = cluster.physics.ring_hop * _late(n - 1, cluster.sites - 1, cluster)
     whole = replace(cluster, network=cluster.network.but(loss=0.0))  # few slices lose anything on the way
     filling = (n - 2) * ring_transfer(piece, 1, whole) + (n - 1) * cluster.forwarding(piece)
     return late + filling + (n * g - n) * cluster.physics.inside_hop + ring_transfer(call.nbytes, 1, cluster)
+
+
+def _tree(nbytes: float, g: int, cluster: Cluster) -> float:
+    """A binomial tree: log2 N hops of all S bytes, the first rank's one after the other."""
+    ranks = cluster.layout.servers * g
+    if _is_power(ranks):
+        inside, hops, far = math.log2(g), math.log2(cluster.layout.servers), math.log2(cluster.sites)
+    else:
+        inside, hops = 0.0, float(math.ceil(math.log2(ranks)))
+        far = hops if cluster.sites > 1 else 0.0
+    late = cluster.physics.ring_hop * _late(hops, far, cluster) + inside * cluster.physics.inside_hop
+    near = direct_transfer((hops - far) * nbytes, 1, in_one_place(cluster), 1, max(hops - far, 1), True)
+    if cluster.lines is None:
+        return late + near
+    return late + near + direct_transfer(far * nbytes, 1, cluster.lines, 1, far, True)
 
 
 def _ring(steps: int, block: float, g: int, cluster: Cluster, rounds: int = 1) -> float:
@@ -128,6 +147,6 @@ BETWEEN: dict[str, Callable[[Collective, int, Cluster], float]] = {
     "all_reduce": all_reduce,
     "reduce_scatter": reduce_scatter,
     "all_gather": all_gather,
-    "reduce": chain,
-    "broadcast": chain,
+    "reduce": onward,
+    "broadcast": onward,
 }

@@ -141,16 +141,26 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         return self._run(lambda: self._reduce_parts(output, x.reshape(self.size(), -1).unbind(), opts), output, opts)
 
     def _reduce_parts(self, output: Tensor, parts: Sequence[Tensor], opts: Any) -> None:
-        kind, size = numbers_of(parts[0], opts), sum(part.nbytes for part in parts)
-        kept, self._kept = self._kept, None  # fresh pages cost as much as sending them
-        if kept is None or kept.nbytes < size:
-            kept = torch.empty(size, dtype=torch.uint8)
-        copies = kept[:size].view(parts[0].dtype).view(len(parts), parts[0].numel())
-        for copy, part in zip(copies, parts, strict=True):
-            copy.copy_(part.reshape(-1))
-        self._native.reduce_scatter(copies.data_ptr(), as_real(copies)[0].numel(), *kind, self._limit(opts))
-        output.copy_(copies[self.rank()].view(output.shape))
-        self._kept = kept if kept.nbytes <= _MOST_KEPT else None
+        if len(parts) != self.size():
+            raise ValueError(f"{NAME}: {len(parts)} parts to reduce and scatter: allowed: {self.size()}, one per rank")
+        kind = numbers_of(parts[0], opts)
+        room = self._room(sum(part.nbytes for part in parts))
+        with torch.no_grad():
+            copies = room.view(parts[0].dtype).view(len(parts), parts[0].numel())
+            for copy, part in zip(copies, parts, strict=True):
+                copy.copy_(part.reshape(-1))
+            self._native.reduce_scatter(copies.data_ptr(), as_real(copies)[0].numel(), *kind, self._limit(opts))
+            output.copy_(copies[self.rank()].view(output.shape))
+
+    def _room(self, size: int) -> Tensor:
+        """Memory that is kept from call to call, because fresh pages cost as much as sending them."""
+        if size > _MOST_KEPT:
+            return torch.empty(size, dtype=torch.uint8, device="cpu")
+        if self._kept is None or self._kept.nbytes < size:
+            self._kept = None  # before there is another one
+            with torch.inference_mode(False):  # it outlives the caller's mode
+                self._kept = torch.empty(size, dtype=torch.uint8, device="cpu")
+        return self._kept[:size]
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Job:
         """Several `reduce_scatter_single`."""

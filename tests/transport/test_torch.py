@@ -124,6 +124,27 @@ def test_every_collective_gives_what_gloo_gives(size: int, count: int) -> None:
     run("bagua_net", size, _beside_gloo, count)
 
 
+def _in_every_mode(comm: TorchComm) -> None:
+    """What an operation keeps for the next one is of no mode of autograd."""
+    parts = torch.ones(3 * comm.size, requires_grad=True)
+    with torch.inference_mode():
+        dist.reduce_scatter_tensor(torch.zeros(3), torch.ones(3 * comm.size), group=comm.group)
+    for asynchronous in (False, True):
+        out = torch.zeros(3)
+        with torch.no_grad():
+            work = dist.reduce_scatter_tensor(out, parts, group=comm.group, async_op=asynchronous)
+        if asynchronous:
+            work.wait()
+        assert out.tolist() == [comm.size] * 3
+        assert not out.requires_grad
+    with pytest.raises(ValueError, match="1 parts to reduce and scatter: allowed: 2, one per rank"):
+        dist.reduce_scatter(torch.zeros(3), [torch.zeros(3)], group=comm.group)
+
+
+def test_reduce_scatter_in_every_mode_of_autograd() -> None:
+    run("bagua_net", 2, _in_every_mode)
+
+
 def _lists(comm: TorchComm) -> None:
     n, me = comm.size, comm.rank
     parts = [torch.full((r + 1,), 10 * me + r) for r in range(n)]

@@ -71,6 +71,16 @@ def test_broadcast_and_reduce_go_from_one_rank_to_the_next() -> None:
         assert late(kind, MB, 3, 2) == pytest.approx(2)
 
 
+def test_small_ones_go_along_a_tree() -> None:
+    for kind, most in (("broadcast", 256 * KIB), ("reduce", 32 * KIB)):
+        assert [late(kind, most, n) for n in (2, 5, 8)] == pytest.approx([1, 3, 3])
+        assert late(kind, most, 4, 2) == pytest.approx(2), "one of three steps stays on a server"
+        assert cost(kind, most, group(8)) == pytest.approx(3 * most / 1e9)
+        assert late(kind, most + 1, 8) == pytest.approx(7), "from one rank to the next"
+    far = Links(1e6, latency=1.0, grouped=True)
+    assert cost("reduce", 32 * KIB, group(8, sites=2, far=far)) == pytest.approx(1 + 32 * KIB / 1e6, rel=0.01)
+
+
 def test_what_small_operations_send_between_sites() -> None:
     """Two sites of four servers, a line of 1 MB/s and a second between them; the servers' own take next to nothing."""
     places = {"sites": 2, "far": Links(1e6, latency=1.0, grouped=True)}

@@ -10,6 +10,7 @@ from bagua_bench.configuration import network_shape
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import longest_trip, shape_of, streams
 from bagua_bench.machine.scale import scale_model
+from bagua_bench.simulate.bagua_net import FEW_BYTES, TREE_BYTES
 from bagua_bench.simulate.cluster import PART
 from tests.catalogue import HOME, resolved
 
@@ -53,6 +54,10 @@ def test_the_transport_chooses_by_the_same_numbers() -> None:
     assert f"kStreamPerSeconds = {network_shape.STREAM_PER_SECONDS * 1e3}e-3;" in tuning
     assert f"kMaxStreams = {network_shape.MOST_STREAMS};" in wire
     assert f"kMinChunkBytes = {PART >> 10} << 10" in tuning
+    algorithms = (core.parent / "collectives" / "algorithms.cpp").read_text()
+    assert f"kTree = {TREE_BYTES['broadcast'] >> 10} << 10;" in algorithms
+    assert f"kFewSteps = {FEW_BYTES >> 10} << 10;" in algorithms
+    assert TREE_BYTES["reduce"] == FEW_BYTES
 
 
 def test_a_quicker_run_has_as_many_streams() -> None:

@@ -48,7 +48,7 @@ _TORCH |= {
     "torch operations, 4 ranks": {"operations": _OPERATIONS[:-1], "per_site": 2},
 }
 _SIZES = ((4096, 40), (MIB, 20), (16 * MIB, 8), (64 * MIB, 4), (256 * MIB, 2))  # bytes, and how often in a round
-_FEW_SIZES = ((8, 100), (65536, 40), (MIB, 20), (64 * MIB, 4))
+_FEW_SIZES = ((16, 100), (65536, 40), (MIB, 20), (64 * MIB, 4))
 _CHANGING = {
     "four flows, another one slow every 200 ms": tuple(
         tuple(0.04e9 if step == flow else 0.4e9 for step in range(4)) for flow in range(4)

@@ -139,6 +139,7 @@ def _wan(options: argparse.Namespace) -> int:
         path = (*_path(one), f"{one.loss * 100:g} %")
         table.add_row(*path, one.way, f"{one.rate / 1e6:.2f}", f"{one.of_line:.2f}", f"{one.times_plain:.2f}")
         print(*path, one.way, f"{one.of_line:.2f} of the line", flush=True)
+    write(options.json, _outcome(paths=[asdict(one) for one in found]))  # the rest takes long
     later, steady = [], Table("line", "round trip", "streams", "then, of the line", "64 MiB after idle", "expected")
     for line in lines:
         for next_one in wan.again(line, options.rounds):

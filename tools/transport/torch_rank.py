@@ -24,7 +24,10 @@ Call = Callable[[dist.ProcessGroup], object]
 
 
 def operations(elements: int, rank: int, size: int) -> dict[str, Call]:
-    """Every operation on a tensor of so many elements per rank: what it sends, or gets, or both. Roots are rank 0."""
+    """Every operation on a tensor of so many elements per rank, at least `size`: what it sends, or gets, or both.
+
+    Roots are rank 0.
+    """
     x, dealt, got = torch.zeros(elements), *torch.zeros(2, elements // size * size)
     parts = [torch.zeros(elements) for _ in range(size)]
     here = parts if rank == 0 else None
@@ -51,9 +54,9 @@ def main() -> None:
 
     A request is {"operation": name, "bytes": n, "repeat": k, "rounds": r}.
 
-    In a round each backend has its turn: a pause for the other's threads, an operation that is not counted, then
-    `repeat` operations, whose mean counts. There is no pause between them, because a limited link saves up for a burst
-    while it is idle, so that a backend that is slow to begin would seem fast.
+    In a round each backend has its turn: a barrier and a pause for the other's threads, an operation that is not
+    counted, then `repeat` operations back to back, whose mean counts. There is no pause between them, because a limited
+    link saves up for a burst while it is idle, so that a backend that is slow to begin would seem fast.
     """
     rank, size, host, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     torch.set_num_threads(1)
@@ -65,10 +68,11 @@ def main() -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        call = operations(max(1, asked["bytes"] // 4), rank, size)[asked["operation"]]
+        call = operations(asked["bytes"] // 4, rank, size)[asked["operation"]]
         seconds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
         for number in range(asked["rounds"]):
             for backend in BACKENDS if number % 2 == 0 else BACKENDS[::-1]:
+                dist.barrier(groups["gloo"])  # a root may be ahead of the others
                 time.sleep(_SETTLE)
                 call(groups[backend])
                 began = time.perf_counter()

@@ -41,7 +41,8 @@ _FIRST_WINDOW = 10 * (MTU - HEADERS)  # bytes: RFC 6928
 @dataclass(frozen=True)
 class Path:
     """Medians over the rounds of one way to send over one path. rate: of the payload, bytes/s, over all of a transfer's
-    time, beginning with the first message of a new connection; of_line: of the line's, which carries headers, too."""
+    time, beginning with the first message of a new connection; of_line: of the line's, which carries headers, too;
+    times_plain: of a plain connection with the usual congestion control."""
 
     line: float  # bit/s
     round_trip: float  # seconds
@@ -167,22 +168,23 @@ def left(line: float, rounds: int) -> Iterator[Left]:
         streams: dict[str, int] = {}
         with _network(line, round_trip, 0.0) as (a, b):
             for _, way in lossy.in_turn(ways, rounds):
-                streams[way], rate = _beside(a, b, way, line)
+                streams[way], rate = _beside(a, b, way, line, round_trip)
                 shares.setdefault(way, []).append(rate * 8 / line)
         for way, found in shares.items():
             yield Left(line, round_trip, way, streams[way], median(found), 1 / (streams[way] + 1))
 
 
-def _beside(a: Host, b: Host, way: str, line: float) -> tuple[int, float]:
+def _beside(a: Host, b: Host, way: str, line: float, round_trip: float) -> tuple[int, float]:
     """Streams of the transport, and the bytes/s of a plain connection beside them."""
-    plan: dict[str, Any] = {"size": _SIZE, "window": _WINDOW, "patience": 120.0}
+    size, _ = _messages(line, round_trip, 0.0, [way])
+    plan: dict[str, Any] = {"size": size, "window": _WINDOW, "patience": 120.0}
     with lossy.linked(a, b, way) as (ours, _), lossy.linked(a, b, PLAIN) as (_, move):
         streams = len(ours.a.ask("report", name="x.s")["streams"])
-        enough = int(10 * _SECONDS_BESIDE * line / 8 / _SIZE)  # it is ended before that
+        enough = int(40 * _SECONDS_BESIDE * line / 8 / size)  # it is ended before that
         ours.a.tell("stream", name="x.s", sending=True, count=enough, **plan)
         ours.b.tell("stream", name="x.r", sending=False, count=enough, **plan)
         time.sleep(_SECONDS)
-        few = max(_FEWEST, int(line / 8 / (streams + 1) * _SECONDS_BESIDE / _SIZE))
+        few = max(_FEWEST, int(line / 8 / (streams + 1) * _SECONDS_BESIDE / size))
         _, got = move(count=few, **plan)
         if ours.a.has_answered() or ours.b.has_answered():
             raise HarnessError("the transport ended before the foreign connection did")
@@ -194,6 +196,6 @@ def _expected(way: str, line: float, round_trip: float, loss: float) -> float:
     number, _, congestion = way.partition(", ")
     streams = {"auto": round_trip / 2.5e-3, PLAIN: 1.0}.get(number) or float(number)
     lost = (MTU - HEADERS) / round_trip * 1.22 / math.sqrt(loss) * streams if loss else math.inf
-    if congestion:  # another formula holds, which is not known here; a single connection finds its rate slowly
-        lost = line / 8 / (5 if number == PLAIN else 1)
+    if congestion and loss:  # no formula is known here; measured, a single connection has about so much of the line
+        lost = line / 8 * (0.04 / round_trip if number == PLAIN else 1.0)
     return min(line / 8, streams * LINUX_WINDOW / round_trip, lost)

@@ -202,10 +202,10 @@ Status broadcast_along_a_tree(Mesh& mesh, void* data, size_t bytes, int root) {
     while (place == 0 ? reach < mesh.size : !(place & reach)) reach *= 2;
     if (place > 0)
         if (Status s = mesh.move({{mesh.line.at(first + place - reach), false, data, bytes}}); !s) return s;
-    std::vector<Transfer> on;
     for (reach /= 2; reach > 0; reach /= 2)
-        if (place + reach < mesh.size) on.push_back({mesh.line.at(first + place + reach), true, data, bytes});
-    return mesh.move(on);
+        if (place + reach < mesh.size)
+            if (Status s = mesh.move({{mesh.line.at(first + place + reach), true, data, bytes}}); !s) return s;
+    return {};
 }
 
 }  // namespace

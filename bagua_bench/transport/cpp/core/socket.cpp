@@ -182,9 +182,14 @@ bool control(int fd, const std::string& congestion) {
 }
 
 bool may_control(const std::string& congestion, std::string* allowed) {
+    if (congestion.empty()) return true;
     const Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (control(socket.fd(), congestion)) return true;
-    const std::string which = errno == EPERM ? "allowed" : "available";
+    if (!socket) {
+        *allowed = "cannot tell, as there is no socket: " + error_text(errno);
+        return false;
+    }
+    const std::string which = geteuid() == 0 ? "available" : "allowed";
     std::getline(std::ifstream("/proc/sys/net/ipv4/tcp_" + which + "_congestion_control"), *allowed);
     return false;
 }
