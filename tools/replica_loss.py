@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from itertools import pairwise
@@ -205,7 +206,11 @@ def train(number: int, replicas: int, lighthouse: str, hook: str) -> None:
 
     for parameter in model.parameters():
         parameter.register_hook(end)  # called before DDP's all-reduce
-    for batch in task.batches(number, replicas, 0):
+    _steps(task, module, manager, optimizer, task.batches(number, replicas, 0))
+
+
+def _steps(task: Quadratic, module: Any, manager: Any, optimizer: Any, batches: Iterator[Any]) -> None:
+    for batch in batches:
         time.sleep(_STEP)
         optimizer.zero_grad()
         manager.start_quorum()
@@ -214,7 +219,7 @@ def train(number: int, replicas: int, lighthouse: str, hook: str) -> None:
         if counts:
             optimizer.step()
         told = {"step": manager.current_step(), "members": manager.num_participants(), "counts": counts}
-        weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        weights = b"".join(p.detach().numpy().tobytes() for p in module.parameters())
         told |= {"time": time.monotonic(), "weights": hashlib.sha256(weights).hexdigest()}
         print(json.dumps(told), flush=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ DTYPES = {
 }
 _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")  # in the order of reduce.h
 _AVG, _FIRST_BITS, _FLOATS = 1, 5, 4
+_MOST_KEPT = 2**28  # bytes
 _OF_PAIRS = ("SUM", "AVG")  # what is done to complex numbers as to their parts
 
 
@@ -47,6 +49,29 @@ class Dense:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
             self.store()
+
+
+class Room:
+    """Memory that is kept from call to call, because fresh pages cost as much as sending them."""
+
+    def __init__(self) -> None:
+        self._kept: Tensor | None = None
+
+    def of(self, size: int) -> Tensor:
+        """So many bytes; valid until the next call."""
+        if size > _MOST_KEPT:
+            return torch.empty(size, dtype=torch.uint8, device="cpu")
+        if self._kept is None or self._kept.nbytes < size:
+            self._kept = None  # before there is another one
+            with torch.inference_mode(False):  # it outlives the caller's mode
+                self._kept = torch.empty(size, dtype=torch.uint8, device="cpu")
+        return self._kept[:size]
+
+
+def for_each(call: Callable[[Tensor], None], tensors: Iterable[Tensor]) -> None:
+    """Call it with each tensor."""
+    for x in tensors:
+        call(x)
 
 
 def as_real(x: Tensor) -> Tensor:

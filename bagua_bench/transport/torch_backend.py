@@ -14,7 +14,7 @@ from torch import Tensor
 from bagua_bench.transport import order
 from bagua_bench.transport.lane import Lane
 from bagua_bench.transport.native import ANY, NAME, Group, Piece, announce
-from bagua_bench.transport.tensors import DTYPES, Dense, as_real, numbers_of
+from bagua_bench.transport.tensors import DTYPES, Dense, Room, as_real, for_each, numbers_of
 from bagua_bench.transport.tunable import Tunable
 from bagua_bench.transport.work import Job, Message, Together
 
@@ -22,7 +22,6 @@ _ProcessGroup: Any = dist.ProcessGroup  # its stubs know neither its overloads n
 
 
 _Started = TypeVar("_Started", Job, Message)
-_MOST_KEPT = 2**28  # bytes
 
 
 class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
@@ -37,7 +36,7 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, size)
         self._timeout = timeout.total_seconds()
         self._own_name = ""
-        self._kept: Tensor | None = None  # memory for what is reduced and scattered
+        self._room = Room()  # for what is reduced and scattered
         self._batch: list[Job | Message] | None = None  # what was started since a batch began
         measured, how = order.wanted(), ""
         self._native = Group(rank, size)
@@ -62,7 +61,7 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
             with Dense(as_real(x)) as data:
                 self._native.all_reduce(data.data_ptr(), data.numel(), *kind, self._limit(opts))
 
-        return self._run(lambda: _for_each(one, tensors), tensors, opts)
+        return self._run(lambda: for_each(one, tensors), tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Job:
         """Reduce several in place, to all."""
@@ -86,7 +85,7 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
             with Dense(x) as data:
                 self._native.broadcast(data.data_ptr(), data.nbytes, opts.rootRank, self._limit(opts))
 
-        return self._run(lambda: _for_each(one, tensors), tensors, opts)
+        return self._run(lambda: for_each(one, tensors), tensors, opts)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Job:
         """Every rank's tensor to all, as a list."""
@@ -144,23 +143,13 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         if len(parts) != self.size():
             raise ValueError(f"{NAME}: {len(parts)} parts to reduce and scatter: allowed: {self.size()}, one per rank")
         kind = numbers_of(parts[0], opts)
-        room = self._room(sum(part.nbytes for part in parts))
+        room = self._room.of(sum(part.nbytes for part in parts))
         with torch.no_grad():
             copies = room.view(parts[0].dtype).view(len(parts), parts[0].numel())
             for copy, part in zip(copies, parts, strict=True):
                 copy.copy_(part.reshape(-1))
             self._native.reduce_scatter(copies.data_ptr(), as_real(copies)[0].numel(), *kind, self._limit(opts))
             output.copy_(copies[self.rank()].view(output.shape))
-
-    def _room(self, size: int) -> Tensor:
-        """Memory that is kept from call to call, because fresh pages cost as much as sending them."""
-        if size > _MOST_KEPT:
-            return torch.empty(size, dtype=torch.uint8, device="cpu")
-        if self._kept is None or self._kept.nbytes < size:
-            self._kept = None  # before there is another one
-            with torch.inference_mode(False):  # it outlives the caller's mode
-                self._kept = torch.empty(size, dtype=torch.uint8, device="cpu")
-        return self._kept[:size]
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Job:
         """Several `reduce_scatter_single`."""
@@ -312,8 +301,3 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-
-
-def _for_each(call: Callable[[Tensor], None], tensors: Sequence[Tensor]) -> None:
-    for x in tensors:
-        call(x)
