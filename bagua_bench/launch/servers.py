@@ -102,6 +102,7 @@ def environment(host: Host, ranks: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": host.interface,
         **({"NCCL_SOCKET_IFNAME": host.interface} if host.namespace else {}),
+        **({"BAGUA_NET_CONGESTION": ""} if host.namespace else {}),  # the network's own is asked for
         "PATH": PATH,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONSAFEPATH": "1",

@@ -18,7 +18,8 @@ from bagua_bench.sources.closure import closure_hash
 
 HOME = Path(__file__).resolve().parents[2]
 _PACKAGES = ("torch", "torchvision", "transformers", "numpy", "hydra-core")
-_ENVIRONMENT = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID")
+_OF_BAGUA_NET = ("CONGESTION", "CRC", "EAGER", "HELPERS", "ORDER", "ZERO_COPY")  # the others are in the configuration
+_ENVIRONMENT = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", *(f"BAGUA_NET_{x}" for x in _OF_BAGUA_NET))
 _PREFIXES = ("NCCL_", "GLOO_", "MALLOC_", "TORCH_NCCL_")
 _SIMULATES = ("bagua_bench.simulate.run", "bagua_bench.results.summary")
 _RUNS = (

@@ -29,11 +29,8 @@ CONTROL = "cubic"  # of the ways that name none
 _CONNECTIONS = 70  # for which queues have room: the most streams that there may be, and the others of a connection
 _SECONDS, _ROUND_TRIPS = 3.0, 20.0  # that a transfer should take, and round trips beyond: it begins slowly
 _SECONDS_BESIDE = 8.0  # for a connection beside others, with its fair share
-_SIZE, _WINDOW, _FEWEST = (
-    2**18,
-    64,
-    12,
-)  # bytes of a message, at least; under way at a time; fewer would not tell a rate
+_SIZE, _WINDOW = 2**18, 64  # bytes of a message, at least; messages under way at a time
+_FEWEST = 12  # messages; fewer would not tell a rate
 _IDLE, _AFTER_IDLE = 3.0, 2**26  # seconds of a pause, and bytes to send after it
 _FIRST_WINDOW = 10 * (MTU - HEADERS)  # bytes: RFC 6928
 
