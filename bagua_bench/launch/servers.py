@@ -96,13 +96,15 @@ def environment(host: Host, ranks: int) -> dict[str, str]:
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     home = str(Path(__file__).resolve().parents[2])
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+    inherited = dict(os.environ)
+    if host.namespace:
+        inherited.pop("BAGUA_NET_CONGESTION", None)  # an emulated network has its own
     return {
-        **os.environ,
+        **inherited,
         **MALLOC,
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": host.interface,
         **({"NCCL_SOCKET_IFNAME": host.interface} if host.namespace else {}),
-        **({"BAGUA_NET_CONGESTION": ""} if host.namespace else {}),  # the network's own is asked for
         "PATH": PATH,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONSAFEPATH": "1",
