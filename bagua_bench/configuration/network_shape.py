@@ -19,8 +19,9 @@ LINUX_WINDOW = 4 * 2**20
 """Bytes that one TCP connection may have under way with Linux's default buffers."""
 AUTO = "auto"
 """The value of `transport.streams` with which Bagua-Net chooses their number."""
-FEWEST_STREAMS, MOST_STREAMS, STREAM_PER_SECONDS = 4, 64, 2.5e-3
-"""How it chooses: one for so many seconds of the round trip, within limits, as in cpp/core/tuning.h and wire.h."""
+FEWEST_STREAMS, MOST_STREAMS, STREAM_PER_SECONDS = 4, 64, 1e-3
+"""How it chooses what it connects: one for so many seconds of the round trip, within limits, as in cpp/core/tuning.h and
+wire.h. It uses as many of them as carry more than fewer would."""
 SLOWEST = 1 / 16
 """The least `compute.haste`."""
 LEAST_TIMEOUT = 0.2
@@ -50,7 +51,9 @@ class Shape:
     `connections` is how many TCP connections may share a link, `tcp_window` how many bytes each may have under way.
     `flow_rates` (bits/s) limit single connections, each of which gets the next rate in turn. `wan` is the line of each
     of the `sites` to the others, as a server's link to its switch. `timeout`: the least of TCP's, seconds; longer where
-    everything takes longer.
+    everything takes longer. `flow_delays` (seconds) hold back what single connections send, as `flow_rates` do. `swing`:
+    for every other so many seconds, all links have only this share of their rate. The last two are for measuring the
+    transport, with the backend `link` only.
     """
 
     links: tuple[Link, ...]
@@ -63,6 +66,8 @@ class Shape:
     sites: int = 1
     wan: Link | None = None
     timeout: float = LEAST_TIMEOUT
+    flow_delays: tuple[float, ...] = ()
+    swing: tuple[float, float] | None = None
 
     def site(self, server: int) -> int:
         """The site of a server; those of one site are consecutive."""
@@ -135,7 +140,7 @@ def link_of(network: NetworkPart | LinkPart, changes: Mapping[str, float | None]
 
 
 def streams(transport: TransportPart, trip: float) -> int:
-    """TCP connections over which a transport moves one message, where a round trip takes `trip` seconds."""
+    """TCP connections over which a transport may move one message, where a round trip takes `trip` seconds."""
     if transport.backend != "bagua_net" and transport.plugin is None:
         return 1
     if transport.streams == AUTO:

@@ -121,4 +121,5 @@ def _describe(shape: Shape, devices: list[Device]) -> str:
         for number, device in enumerate(devices)
     ]
     wan = None if shape.wan is None else {"sites": shape.sites, "queue": shape.wan_queue(), "link": asdict(shape.wan)}
-    return json.dumps({"seed": shape.seed, "flow_rates": shape.flow_rates, "servers": servers, "wan": wan})
+    of_all = {key: getattr(shape, key) for key in ("seed", "flow_rates", "flow_delays", "swing")}
+    return json.dumps({**of_all, "servers": servers, "wan": wan})

@@ -93,7 +93,7 @@ class Relay:
             if packet[self._header] >> 4 != 4 or not 0 <= receiver < len(self._ports):
                 continue
             nbytes, now = wire_bytes(len(packet) - self._header), time.monotonic()
-            flow = packet[self._header :][_FLOW] if self._flows[server].rates else b""
+            flow = packet[self._header :][_FLOW] if self._flows[server].tells_apart else b""
             begin = self._flows[server].leave(now, flow, nbytes)
             if begin is not None:
                 self._at(begin, now, partial(self._leave, server, receiver, packet, nbytes))
@@ -151,18 +151,19 @@ class Relay:
 
 
 def main() -> None:
-    """Keys of the argument: `seed`, `flow_rates`, `servers`, `wan` (see `link`)."""
+    """Keys of the argument: `seed`, `flow_rates`, `flow_delays`, `swing`, `servers`, `wan` (see `link`)."""
     shape: dict[str, Any] = json.loads(sys.argv[1])
+    swing = shape["swing"]
     devices: list[Device] = []
     ports, flows = [], []
     for number, server in enumerate(shape["servers"]):
         with inside(server["namespace"]):
             name = server["device"]
             devices.append(Tun(name) if server["tun"] else PacketPort(name))
-        ports.append(Port(Link(**server["link"]), server["queue"], Random(f"{shape['seed']} {number}")))
-        flows.append(Flows(shape["flow_rates"], server["queue"]))
+        ports.append(Port(Link(**server["link"]), server["queue"], Random(f"{shape['seed']} {number}"), swing))
+        flows.append(Flows(shape["flow_rates"], server["queue"], shape["flow_delays"]))
     sites = [
-        Port(Link(**wan["link"]), wan["queue"], Random(f"{shape['seed']} site {number}"))
+        Port(Link(**wan["link"]), wan["queue"], Random(f"{shape['seed']} site {number}"), swing)
         for wan in filter(None, [shape["wan"]])
         for number in range(wan["sites"])
     ]

@@ -25,18 +25,21 @@ def wire_bytes(nbytes: int) -> int:
 class Line:
     """One direction of a link. It carries one packet at a time; the others wait in a queue of `limit` bytes.
 
-    Without a bandwidth nothing waits.
+    Without a bandwidth nothing waits. With `swing` (seconds, share) it has only that share of it for every other so many
+    seconds.
     """
 
-    def __init__(self, bandwidth: float | None, limit: int) -> None:
+    def __init__(self, bandwidth: float | None, limit: int, swing: tuple[float, float] | None = None) -> None:
         self._per_byte = 8 / bandwidth if bandwidth else 0.0
-        self._patience = limit * self._per_byte if bandwidth else math.inf
+        self._swing = swing
+        self._patience = limit * self._per_byte / (swing[1] if swing else 1.0) if bandwidth else math.inf
         self._free = 0.0
 
     def send(self, now: float, nbytes: int) -> tuple[float, float] | None:
         """When a packet handed over at `now` starts and finishes leaving; None if it finds the queue full."""
         begin = max(now, self._free)
-        end = begin + nbytes * self._per_byte
+        slow = self._swing is not None and begin // self._swing[0] % 2 == 1
+        end = begin + nbytes * self._per_byte / (self._swing[1] if self._swing and slow else 1.0)
         if end - now > self._patience:
             return None
         self._free = end
@@ -46,26 +49,31 @@ class Line:
 class Flows:
     """Limits of a server's single connections: each one that carries much data gets the next rate in turn.
 
-    Control connections, which carry little, are not limited and take no turn.
+    Control connections, which carry little, are not limited and take no turn. The same with `delays` (seconds).
     """
 
-    def __init__(self, rates: Sequence[float], limit: int) -> None:
-        self.rates, self.drops, self._limit = rates, 0, limit
+    def __init__(self, rates: Sequence[float], limit: int, delays: Sequence[float] = ()) -> None:
+        self.tells_apart, self.drops = bool(rates or delays), 0
+        self._rates, self._limit, self._delays = rates, limit, delays
         self._sent: dict[bytes, int] = {}
-        self._lines: dict[bytes, Line] = {}
+        self._lines: dict[bytes, tuple[Line, float]] = {}
 
     def leave(self, now: float, flow: bytes, nbytes: int) -> float | None:
         """When a packet that a connection hands over at `now` may go to the link; None if it is dropped."""
-        if not self.rates:
+        if not self.tells_apart:
             return now
         if flow not in self._lines:
             self._sent[flow] = self._sent.get(flow, 0) + nbytes
             if self._sent[flow] < _MUCH:
                 return now
-            self._lines[flow] = Line(self.rates[len(self._lines) % len(self.rates)], self._limit)
-        times = self._lines[flow].send(now, nbytes)
+            turn = len(self._lines)
+            rate = self._rates[turn % len(self._rates)] if self._rates else None
+            delay = self._delays[turn % len(self._delays)] if self._delays else 0.0
+            self._lines[flow] = Line(rate, self._limit), delay
+        line, delay = self._lines[flow]
+        times = line.send(now, nbytes)
         self.drops += times is None
-        return times and times[0]
+        return times and times[0] + delay
 
 
 @dataclass
@@ -78,6 +86,7 @@ class Port:
     link: Link
     limit: int
     random: Random
+    swing: tuple[float, float] | None = None
     drops: int = 0
     lost: int = 0
     up: Line = field(init=False)
@@ -85,8 +94,8 @@ class Port:
     _last: float = 0.0
 
     def __post_init__(self) -> None:
-        self.up = Line(self.link.bandwidth, self.limit)
-        self.down = Line(self.link.bandwidth, self.limit)
+        self.up = Line(self.link.bandwidth, self.limit, self.swing)
+        self.down = Line(self.link.bandwidth, self.limit, self.swing)
 
     def leave(self, begin: float, nbytes: int, end: float = 0.0) -> tuple[float, float] | None:
         """When a packet starts and finishes arriving at the switch; None if it is dropped.

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bagua_bench.configuration import units
-from tools.transport import crowd, orders, outages, shaped, torch_cases, tunnel, wan
+from tools.transport import crowd, orders, outages, rough, shaped, torch_cases, tunnel, wan
 
 
 def add(commands: Any) -> None:
@@ -38,6 +38,10 @@ def add(commands: Any) -> None:
     help_text = "long paths: shares of the line by number of streams; netem or the emulator"
     one = _command(commands, "wan", _wan, help_text, rounds=5)
     one.add_argument("--lines", default="200mbit", help="rates, such as 200mbit,1gbit (default %(default)s)")
+    one.add_argument("--losses", default="0%,0.01%,0.1%,1%", help="shares of packets lost (default %(default)s)")
+    help_text = "a long path with jitter, a late connection, or a rate that changes; the emulator"
+    one = _command(commands, "rough", _rough, help_text, rounds=5)
+    one.add_argument("--line", default="200mbit", help="its rate (default %(default)s)")
     one = _command(commands, "left", _left, "what a foreign connection gets of a line that is filled", rounds=5)
     one.add_argument("--line", default="200mbit", help="its rate (default %(default)s)")
 
@@ -134,7 +138,8 @@ def _order(options: argparse.Namespace) -> int:
 def _wan(options: argparse.Namespace) -> int:
     lines = [units.parse("--lines", text, units.BITS_PER_SECOND) for text in options.lines.split(",")]
     found, table = [], Table("line", "round trip", "loss", "streams", "MB/s", "of the line", "times plain")
-    for one in wan.measure(lines, options.rounds):
+    losses = [units.parse("--losses", text, units.FRACTION) for text in options.losses.split(",")]
+    for one in wan.measure(lines, losses, options.rounds):
         found.append(one)
         path = (*_path(one), f"{one.loss * 100:g} %")
         table.add_row(*path, one.way, f"{one.rate / 1e6:.2f}", f"{one.of_line:.2f}", f"{one.times_plain:.2f}")
@@ -151,7 +156,7 @@ def _wan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _path(one: wan.Path | wan.Again | wan.Left) -> tuple[str, str]:
+def _path(one: wan.Path | wan.Again | wan.Left | rough.Rough) -> tuple[str, str]:
     return f"{one.line / 1e6:g} Mbit/s", f"{one.round_trip * 1e3:g} ms"
 
 
@@ -163,6 +168,18 @@ def _left(options: argparse.Namespace) -> int:
         table.add_row(*_path(one), streams, f"{one.share:.3f}", f"{one.fair:.3f}")
     Console().print(table)
     write(options.json, _outcome(left=[asdict(one) for one in found]))
+    return 0
+
+
+def _rough(options: argparse.Namespace) -> int:
+    found, table = [], Table("path", "line", "round trip", "streams", "of the line", "times plain")
+    for one in rough.measure(units.parse("--line", options.line, units.BITS_PER_SECOND), options.rounds):
+        found.append(one)
+        streams = one.way if one.way != "auto" else f"auto: {one.streams}"
+        table.add_row(one.condition, *_path(one), streams, f"{one.of_line:.3f}", f"{one.times_plain:.2f}")
+        print(one.condition, *_path(one), one.way, f"{one.of_line:.3f} of the line", flush=True)
+    Console().print(table)
+    write(options.json, _outcome(rough=[asdict(one) for one in found]))
     return 0
 
 

@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 
 MAGIC = 0x316E2D6175676162
-VERSION = 3
+VERSION = 4
 OTHERS = 2
 """Sockets of a connection behind its streams: receipts and pulse."""
 _HELLO = struct.Struct("<QHHHHQ8s32s")
@@ -44,9 +44,11 @@ class Target:
         return socket.create_connection((self.host, self.port), timeout=_PATIENCE)
 
 
-def hello(index: int, streams: int, identity: bytes, magic: int = MAGIC, version: int = VERSION, crc: int = 0) -> bytes:
+def hello(
+    index: int, streams: int, identity: bytes, magic: int = MAGIC, version: int = VERSION, flags: int = 0
+) -> bytes:
     """The first message of the handshake."""
-    return _HELLO.pack(magic, version, crc, streams, index, 0, identity, os.urandom(32))
+    return _HELLO.pack(magic, version, flags, streams, index, 0, identity, os.urandom(32))
 
 
 def proof(token: bytes, role: bytes, first: bytes, nonce: bytes, secret: bytes = b"") -> bytes:
@@ -144,7 +146,7 @@ class Fuzzer:
                 {"magic": 0},
                 {"version": VERSION - 1},
                 {"version": VERSION + 1},
-                {"crc": 2},
+                {"flags": 4},
                 {"streams": 0},
                 {"streams": 65535},
                 {"index": 4 + OTHERS},

@@ -18,18 +18,19 @@ from typing import Any
 from bagua_bench.configuration.network_shape import HEADERS, LINUX_WINDOW, MTU, Link, Shape
 from bagua_bench.network import machine, star
 from bagua_bench.network.topology import Host
+from bagua_bench.transport import watch
 from tools.transport import lossy
 from tools.transport.bench import PLAIN
-from tools.transport.pair import HarnessError
+from tools.transport.pair import HarnessError, Pair
 
 WAYS = ("4", "auto", PLAIN, *(("auto, bbr", f"{PLAIN}, bbr") if "bbr" in machine.congestion_controls() else ()))
 ROUND_TRIPS = (0.03, 0.08, 0.2)  # seconds
-LOSSES = (0.0, 1e-4, 1e-3, 1e-2)  # share of packets lost
 CONTROL = "cubic"  # of the ways that name none
-_CONNECTIONS = 70  # for which queues have room: the most streams that there may be, and the others of a connection
+CONNECTIONS = 70  # for which queues have room: the most streams that there may be, and the others of a connection
 _SECONDS, _ROUND_TRIPS = 3.0, 20.0  # that a transfer should take, and round trips beyond: it begins slowly
-_SECONDS_BESIDE = 8.0  # for a connection beside others, with its fair share
-_SIZE, _WINDOW = 2**18, 64  # bytes of a message, at least; messages under way at a time
+_WORTH_NAMING = 1e-3  # of a line
+_BEFORE, _SECONDS_BESIDE = 20.0, 8.0  # before a connection beside others, and for it, with its fair share
+_SIZE, WINDOW = 2**18, 64  # bytes of a message, at least; messages under way at a time
 _FEWEST = 12  # messages; fewer would not tell a rate
 _IDLE, _AFTER_IDLE = 3.0, 2**26  # seconds of a pause, and bytes to send after it
 _FIRST_WINDOW = 10 * (MTU - HEADERS)  # bytes: RFC 6928
@@ -68,18 +69,18 @@ class Again:
     expected: float
 
 
-def measure(lines: Sequence[float], rounds: int) -> Iterator[Path]:
-    """Every path with every way in turn; lines in bit/s."""
+def measure(lines: Sequence[float], losses: Sequence[float], rounds: int) -> Iterator[Path]:
+    """Every path with every way in turn; lines in bit/s, shares of packets lost."""
     for line in lines:
         for round_trip in ROUND_TRIPS:
-            for loss in LOSSES:
+            for loss in losses:
                 yield from _path(line, round_trip, loss, rounds)
 
 
 def _path(line: float, round_trip: float, loss: float, rounds: int) -> Iterator[Path]:
-    size, counts = _messages(line, round_trip, loss, WAYS)
+    size, counts = messages(line, round_trip, loss, WAYS)
     with _network(line, round_trip, loss) as (a, b):
-        found = list(lossy.transfers(a, b, counts, rounds, size, _WINDOW))
+        found = list(lossy.transfers(a, b, counts, rounds, size, WINDOW))
     seconds_of = {way: median(one.seconds for one in found if one.way == way) for way in WAYS}
     rates = {way: counts[way] * size / seconds_of[way] for way in WAYS}
     for way, rate in rates.items():
@@ -90,23 +91,24 @@ def again(line: float, rounds: int) -> Iterator[Again]:
     """What the transport's connections carry after their beginning, and after a pause."""
     ways = [way for way in WAYS if way != PLAIN and ", " not in way]
     for round_trip in ROUND_TRIPS:
-        size, counts = _messages(line, round_trip, 0.0, ways)
+        size, counts = messages(line, round_trip, 0.0, ways)
         rates: dict[str, list[float]] = {}
         times: dict[str, list[float]] = {}
-        streams: dict[str, int] = {}
+        streams: dict[str, list[int]] = {}
         with _network(line, round_trip, 0.0) as (a, b):
             for _, way in lossy.in_turn(ways, rounds):
                 with lossy.linked(a, b, way) as (pair, move):
-                    plan = partial(move, size=size, window=_WINDOW, patience=120.0)
+                    plan = partial(move, size=size, window=WINDOW, patience=120.0)
                     plan(count=counts[way])
                     rates.setdefault(way, []).append(counts[way] * size / _seconds(plan, counts[way]))
                     time.sleep(_IDLE)
                     times.setdefault(way, []).append(_seconds(plan, _AFTER_IDLE // size))
-                    streams[way] = len(pair.a.ask("report", name="x.s")["streams"])
+                    streams.setdefault(way, []).append(in_use(pair))
         for way in ways:
             rate, after_idle = median(rates[way]), median(times[way])
-            expected = _AFTER_IDLE / rate + round_trip + _slow_start(line / 8, round_trip, streams[way])
-            yield Again(line, round_trip, way, streams[way], rate * 8 / line, after_idle, expected)
+            number = round(median(streams[way]))
+            expected = _AFTER_IDLE / rate + round_trip + _slow_start(line / 8, round_trip, number)
+            yield Again(line, round_trip, way, number, rate * 8 / line, after_idle, expected)
 
 
 def _seconds(plan: Callable[..., object], count: int) -> float:
@@ -128,17 +130,19 @@ def _slow_start(rate: float, round_trip: float, streams: int) -> float:
 def _network(line: float, round_trip: float, loss: float) -> Iterator[tuple[Host, Host]]:
     link = Link(line, round_trip / 2, 0.0, loss)
     backend = machine.choose("auto", CONTROL)
-    with star.up(Shape((link, link), backend, CONTROL, LINUX_WINDOW, _CONNECTIONS, 0)) as network:
+    with star.up(Shape((link, link), backend, CONTROL, LINUX_WINDOW, CONNECTIONS, 0)) as network:
         a, b = network.hosts
         yield a, b
 
 
-def _messages(line: float, round_trip: float, loss: float, ways: Sequence[str]) -> tuple[int, dict[str, int]]:
+def messages(
+    line: float, round_trip: float, loss: float, ways: Sequence[str], seconds: float = _SECONDS
+) -> tuple[int, dict[str, int]]:
     """Bytes of a message, so that what is under way could fill two round trips; and how many messages by each way."""
     size = _SIZE
-    while size * _WINDOW < 2 * line / 8 * round_trip:
+    while size * WINDOW < 2 * line / 8 * round_trip:
         size *= 2
-    seconds = _SECONDS + _ROUND_TRIPS * round_trip
+    seconds += _ROUND_TRIPS * round_trip
     return size, {way: max(_FEWEST, int(_expected(way, line, round_trip, loss) * seconds / size)) for way in ways}
 
 
@@ -146,7 +150,8 @@ def _messages(line: float, round_trip: float, loss: float, ways: Sequence[str]) 
 class Left:
     """What one plain TCP connection gets of a line that the transport fills.
 
-    share: of the line, median; fair: what each of all connections would have if they had the same.
+    share: of the line, median; streams: that carried something when it began, median; fair: what each of all connections would have if
+    they had the same.
     """
 
     line: float  # bit/s
@@ -158,29 +163,31 @@ class Left:
 
 
 def left(line: float, rounds: int) -> Iterator[Left]:
-    """The foreign connection begins when the transport has been sending for a while; new connections in each round."""
+    """The foreign connection begins when the transport has been sending for 20 s; new connections in each round."""
     ways = [way for way in WAYS if not way.startswith(PLAIN)]
     for round_trip in ROUND_TRIPS[:2]:
         shares: dict[str, list[float]] = {}
-        streams: dict[str, int] = {}
+        streams: dict[str, list[int]] = {}
         with _network(line, round_trip, 0.0) as (a, b):
             for _, way in lossy.in_turn(ways, rounds):
-                streams[way], rate = _beside(a, b, way, line, round_trip)
+                number, rate = _beside(a, b, way, line, round_trip)
+                streams.setdefault(way, []).append(number)
                 shares.setdefault(way, []).append(rate * 8 / line)
         for way, found in shares.items():
-            yield Left(line, round_trip, way, streams[way], median(found), 1 / (streams[way] + 1))
+            number = round(median(streams[way]))
+            yield Left(line, round_trip, way, number, median(found), 1 / (number + 1))
 
 
 def _beside(a: Host, b: Host, way: str, line: float, round_trip: float) -> tuple[int, float]:
     """Streams of the transport, and the bytes/s of a plain connection beside them."""
-    size, _ = _messages(line, round_trip, 0.0, [way])
-    plan: dict[str, Any] = {"size": size, "window": _WINDOW, "patience": 120.0}
+    size, _ = messages(line, round_trip, 0.0, [way])
+    plan: dict[str, Any] = {"size": size, "window": WINDOW, "patience": 120.0}
     with lossy.linked(a, b, way) as (ours, _), lossy.linked(a, b, PLAIN) as (_, move):
-        streams = len(ours.a.ask("report", name="x.s")["streams"])
-        enough = int(40 * _SECONDS_BESIDE * line / 8 / size)  # it is ended before that
+        enough = int(4 * (_BEFORE + _SECONDS_BESIDE) * line / 8 / size)
         ours.a.tell("stream", name="x.s", sending=True, count=enough, **plan)
         ours.b.tell("stream", name="x.r", sending=False, count=enough, **plan)
-        time.sleep(_SECONDS)
+        time.sleep(_BEFORE)
+        streams = _busy(ours, line / 8)
         few = max(_FEWEST, int(line / 8 / (streams + 1) * _SECONDS_BESIDE / size))
         _, got = move(count=few, **plan)
         if ours.a.has_answered() or ours.b.has_answered():
@@ -188,10 +195,29 @@ def _beside(a: Host, b: Host, way: str, line: float, round_trip: float) -> tuple
         return streams, got["bytes"] / got["seconds"]
 
 
+def _busy(pair: Pair, rate: float) -> int:
+    """Connections of the first of two processes that carry a part worth naming of so many bytes/s."""
+    pids = [pair.a.child.pid]
+    before = watch.connections(pids)
+    time.sleep(1.0)
+    found = watch.flows(before, watch.connections(pids), 1.0)
+    return sum(flow.sent > _WORTH_NAMING * rate for flow in found)
+
+
+def in_use(pair: Pair) -> int:
+    """Streams over which the first of two processes sends."""
+    return sum(stream["in_use"] for stream in pair.a.ask("report", name="x.s")["streams"])
+
+
+def _streams(way: str, round_trip: float) -> float:
+    number, _, _ = way.partition(", ")
+    return {"auto": max(4.0, round_trip / 2.5e-3), PLAIN: 1.0}.get(number) or float(number)
+
+
 def _expected(way: str, line: float, round_trip: float, loss: float) -> float:
     """Bytes/s that may be hoped for: it decides only how much is sent. By Mathis and others (1997) for each stream."""
     number, _, congestion = way.partition(", ")
-    streams = {"auto": round_trip / 2.5e-3, PLAIN: 1.0}.get(number) or float(number)
+    streams = _streams(way, round_trip)
     lost = (MTU - HEADERS) / round_trip * 1.22 / math.sqrt(loss) * streams if loss else math.inf
     if congestion and loss:  # no formula is known here; measured, a single connection has about so much of the line
         lost = line / 8 * (0.04 / round_trip if number == PLAIN else 1.0)

@@ -56,7 +56,7 @@ class StreamReport(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("bytes_sent", "chunks_sent", "bytes_received", "chunks_received")),
         *((name, ctypes.c_uint64) for name in ("stalls", "parked", "queued", "queued_max", "retransmissions")),
-        ("bytes_zero_copy", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("bytes_zero_copy", "in_use")),
         *((name, ctypes.c_double) for name in ("rate", "delivery_rate", "rtt", "min_rtt")),
     )
 

@@ -12,10 +12,18 @@ namespace bagua {
 
 namespace {
 
-Socket pop(std::vector<Socket>& sockets) {
-    Socket last = std::move(sockets.back());
-    sockets.pop_back();
-    return last;
+// All but the last of them.
+std::vector<std::unique_ptr<Stream>> streams_of(std::vector<Socket>& sockets) {
+    std::vector<std::unique_ptr<Stream>> streams;
+    for (auto socket = sockets.begin(); socket + 1 != sockets.end(); ++socket) {
+        auto stream = std::make_unique<Stream>();
+        stream->index = int(streams.size());
+        stream->where = peer_text(socket->fd());
+        stream->pace.first_rtt = std::max(round_trip(socket->fd()), 0.0);
+        stream->socket = std::move(*socket);
+        streams.push_back(std::move(stream));
+    }
+    return streams;
 }
 
 }  // namespace
@@ -24,20 +32,13 @@ Connection::Connection(const Settings& settings, std::vector<Socket> sockets, co
                        uint64_t caller)
     : name(caller),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      trunk_{settings, peer_text(sockets[0].fd()), {}, {}, [this] { hang_up(); }, [this] { return lost(); }},
       pulse_(watch_pulse(sockets, settings.timeout)),
+      trunk_{settings, peer_text(sockets[0].fd()), streams_of(sockets), {}, [this] { hang_up(); }, [this] { return lost(); }},
       sender_(trunk_, this),
-      receipts_(trunk_, sender_, pop(sockets)),
+      receipts_(trunk_, sender_, std::move(sockets.back())),
       receiver_(trunk_, receipts_, this) {
     watch(receipts_.fd(), nullptr);
-    for (auto& socket : sockets) {
-        auto stream = std::make_unique<Stream>();
-        stream->index = int(trunk_.streams.size());
-        stream->where = peer_text(socket.fd());
-        watch(socket.fd(), stream.get());
-        stream->socket = std::move(socket);
-        trunk_.streams.push_back(std::move(stream));
-    }
+    for (auto& s : trunk_.streams) watch(s->socket.fd(), s.get());
     if (epoll_ < 0) fail(Code::system, "cannot wait for events: " + error_text(errno));
     if (settings.log)
         settings.log(Level::info, "bagua-net 1 in use: " + std::to_string(trunk_.streams.size()) + " streams over " +

@@ -53,6 +53,8 @@ class Connection {
     const Status& status() const { return trunk_.status; }
     void fail(Code code, const std::string& text) { trunk_.fail(code, text); }
     const std::vector<std::unique_ptr<Stream>>& streams() const { return trunk_.streams; }
+    // How many of them, from the first one on, take what is sent.
+    size_t crew() const { return sender_.crew(); }
     const std::string& peer() const { return trunk_.peer; }
     // Whether the peer is cut off, or was until so short a time ago that data may not move again yet.
     bool cut_off(int64_t now) const { return now - pulse_->cut_off < Tuning::kGraceNs; }
@@ -70,8 +72,8 @@ class Connection {
     void hang_up();
 
     int epoll_ = -1;
-    Trunk trunk_;
     std::shared_ptr<Pulse> pulse_;
+    Trunk trunk_;
     Sender sender_;
     Receipts receipts_;
     Receiver receiver_;

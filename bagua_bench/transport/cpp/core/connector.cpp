@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 
+#include "crew.h"
 #include "handshake.h"
 #include "tuning.h"
 
@@ -50,7 +50,7 @@ void Connector::decide() {
         legs_.resize(2);  // the first one may have waited until the neighbour was found, or a tunnel was up
         return;
     }
-    open_legs(std::max(Tuning::kFewestStreams, int(std::ceil(least / Tuning::kStreamPerSeconds))));
+    open_legs(streams_for(least, Tuning::kMostStreamPerSeconds));
     for (Leg* leg : {&legs_[0], &legs_[1]}) leg->hello.streams = uint16_t(legs_.size() - kOthers);
 }
 
@@ -92,7 +92,9 @@ Status Connector::begin(Leg& leg, size_t index) {
         return status;
     }
     const auto streams = uint16_t(legs_.size() - kOthers);
-    leg.hello = {kMagic, kVersion, uint16_t(settings_.crc), streams, uint16_t(index), name_, {}, {}};
+    const bool chooses = settings_.streams == Settings::kAutomatic;
+    const auto flags = uint16_t((settings_.crc ? kChecksums : 0) | (chooses ? kChooses : 0));
+    leg.hello = {kMagic, kVersion, flags, streams, uint16_t(index), name_, {}, {}};
     std::memcpy(leg.hello.id, id_, kId);
     if (!random_bytes(leg.hello.nonce, kNonce)) return {Code::system, "no random bytes: " + error_text(errno)};
     leg.state = State::connecting;

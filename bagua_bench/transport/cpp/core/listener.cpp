@@ -70,7 +70,8 @@ std::unique_ptr<Connection> Listener::accept() {
         const auto taken = partial_.begin() + long(i);
         if (std::all_of(p.sockets.begin(), p.sockets.end(), [](const Socket& s) { return bool(s); })) {
             Settings settings = settings_;
-            settings.crc = p.hello.crc != 0;
+            settings.crc = p.hello.flags & kChecksums;
+            settings.streams = p.hello.flags & kChooses ? Settings::kAutomatic : p.hello.streams;
             auto connection = std::make_unique<Connection>(settings, std::move(p.sockets), where_, p.hello.name);
             partial_.erase(taken);
             return connection;
@@ -127,7 +128,7 @@ Listener::Step Listener::advance(Caller& c) {
 
 Listener::Step Listener::challenge(Caller& c) {
     const Hello& h = c.hello;
-    if (h.magic != kMagic || h.version != kVersion || h.crc > 1 || h.streams < 1 || h.streams > kMaxStreams ||
+    if (h.magic != kMagic || h.version != kVersion || h.flags > (kChecksums | kChooses) || h.streams < 1 || h.streams > kMaxStreams ||
         h.index >= h.streams + kOthers)
         return Step::refuse;
     Challenge challenge;
@@ -152,7 +153,7 @@ Listener::Step Listener::join(Caller& c, int64_t now) {
         partial_.push_back(std::move(fresh));
         found = partial_.end() - 1;
     }
-    if (found->hello.streams != c.hello.streams || found->hello.crc != c.hello.crc || found->sockets[c.hello.index])
+    if (found->hello.streams != c.hello.streams || found->hello.flags != c.hello.flags || found->sockets[c.hello.index])
         return Step::refuse;
     const Welcome welcome{kMagic};
     if (!send_all(c.socket.fd(), &welcome, sizeof welcome)) return Step::refuse;

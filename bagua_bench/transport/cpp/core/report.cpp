@@ -22,6 +22,7 @@ int report(const Connection& connection, StreamReport* out, int most) {
                   c.queued_max,
                   info.tcpi_total_retrans,
                   c.bytes_zero_copy,
+                  size_t(s->index) < connection.crew(),
                   s->pace.rate,
                   double(info.tcpi_delivery_rate),
                   info.tcpi_rtt * 1e-6,

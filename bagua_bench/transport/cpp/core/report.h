@@ -15,6 +15,7 @@ struct StreamReport {
     uint64_t queued, queued_max;  // bytes handed to the kernel and not acknowledged
     uint64_t retransmissions;  // segments
     uint64_t bytes_zero_copy;  // of those sent
+    uint64_t in_use;  // 1: it takes what is sent
     double rate, delivery_rate;  // bytes/s: our estimate, the kernel's
     double rtt, min_rtt;  // seconds
 };

@@ -76,54 +76,58 @@ Offer offer_of(Stream& s, const Load& load, uint64_t message) {
 
 }  // namespace
 
-Schedule::Choice Schedule::choose(Streams& streams, uint64_t message, uint64_t unwritten) {
-    if (!quick_) quick_ = streams[0].get();
+Schedule::Choice Schedule::choose(uint64_t message, uint64_t unwritten) {
+    if (!quick_ || size_t(quick_->index) >= crew_.size()) quick_ = streams_[0].get();
     const uint64_t small = Tuning::kSmallMessageBytes, unwatched = Tuning::kUnwatchedQueueBytes;
     if (message <= small && free_to_write(*quick_) && quick_->pace.most_queued() + message <= unwatched)
         return {quick_, uint32_t(message)};
     const int64_t now = now_ns();
     if (const Choice same = stay(message, now); same.stream) return same;
-    look_at_all(streams, now);
-    return share_out(streams, message, unwritten, now);
+    look_at_all(now);
+    return share_out(message, unwritten, now);
 }
 
 // Ask the kernel about the streams that hold something, and see which of them is quick.
-void Schedule::look_at_all(Streams& streams, int64_t now) {
-    for (auto& s : streams) {
+void Schedule::look_at_all(int64_t now) {
+    for (auto& s : streams_) {
         if (s->pace.most_queued() > 0 && now - s->pace.looked >= Tuning::kLookIntervalNs) look(*s, now);
         const bool faster = s->pace.rate > Tuning::kQuickerRatio * quick_->pace.rate;
-        if (s->pace.fast > quick_->pace.fast || faster) quick_ = s.get();
+        if (size_t(s->index) < crew_.size() && (s->pace.fast > quick_->pace.fast || faster)) quick_ = s.get();
     }
 }
 
 // The stream with room that would deliver the next chunk first.
-Schedule::Choice Schedule::share_out(Streams& streams, uint64_t message, uint64_t unwritten, int64_t now) {
+Schedule::Choice Schedule::share_out(uint64_t message, uint64_t unwritten, int64_t now) {
     double known = 0, sum = 0;
     int count = 0;
-    uint64_t outstanding = unwritten;
-    for (auto& s : streams) {
-        if (s->pace.rate > 0) known += s->pace.rate, ++count;
-        outstanding += s->pace.most_queued();
+    uint64_t outstanding = unwritten, acknowledged = 0;
+    const size_t crew = crew_.size();
+    for (size_t i = 0; i < streams_.size(); ++i) {
+        const Pace& p = streams_[i]->pace;
+        if (i < crew && p.rate > 0) known += p.rate, ++count;
+        outstanding += p.most_queued();
+        acknowledged += p.written - p.most_queued();
     }
     Load load{now, count ? known / count : Tuning::kUnknownBytesPerSecond, 0, 0, double(most_chunk_bytes_)};
-    for (auto& s : streams) sum += rate_of(*s, load);
+    for (size_t i = 0; i < crew; ++i) sum += rate_of(*streams_[i], load);
     load.ideal = double(outstanding) / sum;
-    load.least = std::min(sum * Tuning::kChunkSeconds, double(outstanding) / double(streams.size()));
+    load.least = std::min(sum * Tuning::kChunkSeconds, double(outstanding) / double(crew));
 
     Offer first, best;
     Stall stall;
-    for (auto& s : streams) {
-        const Offer offer = offer_of(*s, load, message);
+    for (size_t i = 0; i < crew; ++i) {
+        Stream& s = *streams_[i];
+        const Offer offer = offer_of(s, load, message);
         if (!first.stream || offer.finish < first.finish) first = offer;
-        if (!free_to_write(*s)) continue;
+        if (!free_to_write(s)) continue;
         if (offer.excess <= 0) {
             if (!best.stream || offer.finish < best.finish) best = offer;
         } else {
-            const double drained = draining_ns(*s, offer.excess, offer.rate);
+            const double drained = draining_ns(s, offer.excess, offer.rate);
             stall.soon = std::min(stall.soon, drained);
             stall.late = std::max(stall.late, drained);
         }
-        stall.dry = std::min(stall.dry, draining_ns(*s, double(s->pace.most_queued()), offer.rate));
+        stall.dry = std::min(stall.dry, draining_ns(s, double(s.pace.most_queued()), offer.rate));
     }
     if (!best.stream && free_to_write(*first.stream)) {
         const Pace& p = first.stream->pace;
@@ -135,7 +139,8 @@ Schedule::Choice Schedule::share_out(Streams& streams, uint64_t message, uint64_
     }
     room_at_ = now + stall.length();
     if (!best.stream)
-        for (auto& s : streams) s->counters.stalls += free_to_write(*s);
+        for (size_t i = 0; i < crew; ++i) streams_[i]->counters.stalls += free_to_write(*streams_[i]);
+    crew_.look(now, acknowledged, !best.stream);
     return {best.stream, best.length};
 }
 
@@ -173,6 +178,7 @@ void Schedule::sample(Stream& s, int64_t now) {
     if (getsockopt(s.socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return;
     Pace& p = s.pace;
     p.rtt = info.tcpi_min_rtt != ~0u ? info.tcpi_min_rtt * 1e-6 : info.tcpi_rtt * 1e-6;
+    p.smooth_rtt = info.tcpi_rtt * 1e-6;
     const uint64_t acknowledged = p.written - p.queued;
     const double elapsed = double(now - p.sample_began) * 1e-9;
     const double delivery = double(info.tcpi_delivery_rate), fast = Tuning::kFastPathBytesPerSecond;

@@ -14,18 +14,17 @@
 
 #pragma once
 
-#include <memory>
-#include <vector>
-
+#include "crew.h"
 #include "stream.h"
 
 namespace bagua {
 
 class Schedule {
   public:
-    using Streams = std::vector<std::unique_ptr<Stream>>;
+    using Streams = Crew::Streams;
 
-    explicit Schedule(uint32_t most_chunk_bytes) : most_chunk_bytes_(most_chunk_bytes) {}
+    Schedule(Streams& streams, uint32_t most_chunk_bytes, bool chooses)
+        : streams_(streams), crew_(streams, chooses), most_chunk_bytes_(most_chunk_bytes) {}
 
     struct Choice {
         Stream* stream;  // null: nobody has room now
@@ -33,18 +32,22 @@ class Schedule {
     };
 
     // `message`: bytes left of the message to cut from; `unwritten`: bytes posted and not yet handed to a stream.
-    Choice choose(Streams& streams, uint64_t message, uint64_t unwritten);
+    Choice choose(uint64_t message, uint64_t unwritten);
 
     // After a stall, when to look again (ns): several streams should have room by then.
     int64_t room_at() const { return room_at_; }
+    // How many streams, from the first one on, take chunks.
+    size_t crew() const { return crew_.size(); }
 
   private:
     Choice stay(uint64_t message, int64_t now);
-    Choice share_out(Streams& streams, uint64_t message, uint64_t unwritten, int64_t now);
-    void look_at_all(Streams& streams, int64_t now);
+    Choice share_out(uint64_t message, uint64_t unwritten, int64_t now);
+    void look_at_all(int64_t now);
     void look(Stream& stream, int64_t now);
     void sample(Stream& stream, int64_t now);
 
+    Streams& streams_;
+    Crew crew_;
     const uint32_t most_chunk_bytes_;
     Stream* quick_ = nullptr;  // takes small messages while little waits in it
     int64_t room_at_ = 0;

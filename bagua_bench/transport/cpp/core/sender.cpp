@@ -20,7 +20,8 @@ bool near(const Stream& s) { return s.pace.rtt > 0 && s.pace.rtt <= Tuning::kNea
 }  // namespace
 
 Sender::Sender(Trunk& trunk, Connection* connection)
-    : trunk_(trunk), window_(connection), schedule_(trunk.settings.chunk), may_lend_(trunk.settings.zero_copy) {}
+    : trunk_(trunk), window_(connection), schedule_(trunk.streams, trunk.settings.chunk, trunk.settings.streams == Settings::kAutomatic),
+      may_lend_(trunk.settings.zero_copy) {}
 
 Request* Sender::post(const void* data, uint32_t size, uint32_t tag) {
     Request* r = window_.post(const_cast<void*>(data), size, tag);
@@ -42,7 +43,7 @@ bool Sender::pump() {
     wake_at_ = 0;
     for (int i = 0; i < Tuning::kChunksPerCall && trunk_.status && cursor_ != window_.next(); ++i) {
         const Request& r = window_.at(cursor_);
-        const Schedule::Choice choice = schedule_.choose(trunk_.streams, r.size - r.taken, unwritten_);
+        const Schedule::Choice choice = schedule_.choose(r.size - r.taken, unwritten_);
         if (!choice.stream) {
             wake_at_ = schedule_.room_at();
             break;

@@ -26,6 +26,7 @@ class Sender {
     // Whether the kernel may still read pages of a caller.
     bool lends() const;
     int pending() const { return window_.pending(); }
+    size_t crew() const { return schedule_.crew(); }
 
   private:
     void take(Stream& stream, uint32_t length);

@@ -40,6 +40,7 @@ struct Pace {
     double delivery = 0;  // bytes/s of the path, as the kernel sees it
     bool fast = false;  // the path is faster than what we write
     double rtt = 0;  // seconds, minimum
+    double first_rtt = 0, smooth_rtt = 0;  // seconds, mean: before anything was sent, and of late
     uint64_t written = 0;  // bytes handed to the kernel
     uint64_t queued = 0, written_then = 0;  // unacknowledged bytes when last looked at, and `written` at that time
     uint64_t acknowledged_then = 0;  // at the start of the running sample ...

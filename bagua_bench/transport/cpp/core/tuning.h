@@ -16,6 +16,17 @@ struct Tuning {
     // for each 2.5 ms of it together carry 180 Mbit/s, whatever the distance.
     static constexpr double kStreamPerSeconds = 2.5e-3;
     static constexpr int kFewestStreams = 4;
+    // It begins with so many, and is connected for more: one for each millisecond, which together carry 141 Mbit/s where
+    // one packet in a hundred is lost.
+    static constexpr double kMostStreamPerSeconds = 1e-3;
+
+    // When more or fewer of them are tried: crew.cpp.
+    static constexpr int64_t kTrialNs = 250 * kMillisecond;  // of waiting messages, at least, for a measurement ...
+    static constexpr double kTrialRoundTrips = 6;  // ... and so many round trips
+    static constexpr double kTrialGain = 0.25;  // of what the rate would gain, or lose, in proportion to the streams
+    static constexpr double kSteadyRatio = 1.1;  // of the rate to the one before; more is a window that opens
+    static constexpr double kQueueShare = 0.1, kLeastQueueSeconds = 1e-3;  // of round trips that are longer than at first
+    static constexpr int64_t kTrialPauseNs = 4 * kSecond, kMostTrialPauseNs = 160 * kSecond;  // after one in vain
 
     // Which stream takes the next chunk, and how large the chunk is: schedule.cpp.
     static constexpr uint64_t kSmallMessageBytes = 16 << 10;  // sent in one chunk, by the stream that was quick last

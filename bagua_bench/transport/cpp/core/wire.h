@@ -11,7 +11,7 @@ namespace bagua {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire format is little-endian");
 
 constexpr uint64_t kMagic = 0x316e2d6175676162;  // "bagua-n1"
-constexpr uint16_t kVersion = 3;
+constexpr uint16_t kVersion = 4;
 constexpr int kMaxStreams = 64;
 constexpr int kOthers = 2;  // sockets of a connection that are not streams: receipts and pulse
 constexpr int kMaxInterfaces = 3;  // as many addresses as a handle holds
@@ -30,10 +30,13 @@ struct ChunkHeader {
 };
 static_assert(sizeof(ChunkHeader) == 64, "wire format");
 
+// Flags of Hello: chunks have checksums; each side chooses how many of the streams it uses.
+constexpr uint16_t kChecksums = 1, kChooses = 2;
+
 // Sent first, by the connecting side: which stream of which connection this socket wants to be.
 struct Hello {
     uint64_t magic;
-    uint16_t version, crc, streams, index;  // index `streams` is the receipts, `streams` + 1 the pulse
+    uint16_t version, flags, streams, index;  // index `streams` is the receipts, `streams` + 1 the pulse
     uint64_t name;  // chosen by the caller
     uint8_t id[kId];  // random, common to the sockets of one connection
     uint8_t nonce[kNonce];

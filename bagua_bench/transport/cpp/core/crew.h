@@ -1,0 +1,56 @@
+// How many of a connection's streams take chunks, where the transport chooses their number: those of a crew, the first
+// ones. The others are connected, and carry nothing.
+//
+// While messages wait and yet no queue builds up in the network, the streams are held back by something else than the
+// line: by lost packets, or by the receiver's windows. Then more of them carry more. Where a queue builds up, the line
+// is full, and fewer streams leave more of it to others. Both are trials: what counts is the rate at which bytes are
+// acknowledged while messages wait. A trial that does not pay is taken back, and none follows for a while.
+//
+// The numbers behind these rules are in tuning.h.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "stream.h"
+
+namespace bagua {
+
+// How many streams a round trip (seconds) asks for, one for so many seconds of it.
+int streams_for(double round_trip, double stream_per_seconds);
+
+class Crew {
+  public:
+    using Streams = std::vector<std::unique_ptr<Stream>>;
+
+    // `chooses`: otherwise all streams are in it. The crew begins with as many as the round trip asks for.
+    Crew(Streams& streams, bool chooses);
+    size_t size() const { return size_; }
+    // To be called often. `acknowledged`: bytes of all streams so far; `waiting`: messages wait for a stream with room.
+    void look(int64_t now, uint64_t acknowledged, bool waiting);
+
+  private:
+    void judge(int64_t now, double rate);
+    void attempt(size_t size, double rate);
+    bool full() const;
+
+    Streams& streams_;
+    size_t size_;
+    bool chooses_;
+    int64_t interval_;  // of waiting, for one measurement (ns)
+
+    int64_t waiting_since_ = 0;  // 0: nothing waits
+    uint64_t acknowledged_ = 0;  // when looked at last
+    int64_t waited_ = 0;  // in the running interval (ns) ...
+    uint64_t moved_ = 0;  // ... and bytes acknowledged meanwhile
+
+    double rate_ = 0;  // bytes/s in the interval before; 0 = not known
+    size_t before_ = 0;  // its size before the trial under way; 0: none is
+    double rate_before_ = 0;
+    bool settling_ = false;  // the interval in which the size changed tells nothing
+    int64_t next_ = 0, pause_;  // when there may be another trial, and the pause after one in vain (ns)
+};
+
+}  // namespace bagua
