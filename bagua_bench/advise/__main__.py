@@ -19,12 +19,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bagua_bench.advise import prepare, ranking, words
 from bagua_bench.advise.answer import answer
-from bagua_bench.advise.candidates import Candidates, available, candidates
+from bagua_bench.advise.candidates import Candidates, candidates
 from bagua_bench.advise.short import expanded
 from bagua_bench.advise.values import values
+from bagua_bench.configuration import conf_folder
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.compose import compose_cell
-from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.configuration.explain import explain
 from bagua_bench.configuration.resolve import ConfigError, register
 from bagua_bench.configuration.validate import validate
@@ -88,14 +88,14 @@ def compared(arguments: list[str]) -> tuple[Candidates, Cell]:
     for text in arguments:
         _refuse(text)
     register()
-    with initialize_config_dir(str(FOLDER), version_base=None):
+    with initialize_config_dir(str(conf_folder.FOLDER), version_base=None):
         base = compose_cell(["mode=simulate", *arguments])
         if base.mode != "simulate":
             raise ConfigError(f"mode={base.mode}: advice is simulated; allowed: simulate")
         validate(base)
         _check_physics(base)
         _check_model(base)
-        others = [name for name in base.cluster.transports if name in available("transport")]
+        others = [name for name in base.cluster.transports if name in conf_folder.names("transport")]
         names = [name for name in sorted(others) if name != base.transport.name]
         transports = [compose_cell(["mode=simulate", *arguments, f"transport={name}"]).transport for name in names]
     if base.cluster.ranks == 1:
@@ -128,7 +128,7 @@ def _refuse(text: str) -> None:
 
 
 def _help() -> str:
-    groups = {group: ", ".join(available(group)) for group in ("task", "compute", "cluster", "transport")}
+    groups = {group: ", ".join(conf_folder.names(group)) for group in ("task", "compute", "cluster", "transport")}
     return _HELP.format(doc=__doc__, legend=words.LEGEND, lines=words.LINES, **groups)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bagua_bench.advise.candidates import available
 from bagua_bench.advise.ranking import Row
-from bagua_bench.configuration import facts, network_settings
+from bagua_bench.configuration import conf_folder, facts, network_settings
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.units import BYTES, RATES, amount, duration, text
 from bagua_bench.machine.compute import compute_of
@@ -71,6 +70,8 @@ def _calibration(cell: Cell) -> str:
     posterior = posterior_of(cell.cluster.name)
     beyond = [] if posterior is None else posterior.beyond(cell)
     far = f"; extrapolated: {', '.join(beyond)}" if beyond else ""
+    if posterior is not None and posterior.error_of:
+        return f"calibrated on few points; ±{share:.0%} is what 9 of 10 points of {posterior.error_of} are within{far}"
     return f"calibrated: 9 of 10 of its points within ±{share:.0%}{far}"
 
 
@@ -93,7 +94,7 @@ def transports(best: Sequence[Row], cell: Cell) -> tuple[bool, str]:
 def _not_modelled(cell: Cell) -> str:
     """Why there are no rows for the other transports; empty if there are rows for all."""
     asked, own = cell.transport.name, cell.cluster.transports
-    others = ", ".join(name for name in available("transport") if name not in (asked, *own))
+    others = ", ".join(name for name in conf_folder.names("transport") if name not in (asked, *own))
     if not others:
         return ""
     known = f"transport parameters for {', '.join(own)} only" if own else "no transport parameters"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bagua_bench.configuration import facts
+from bagua_bench.configuration import conf_folder, facts
 from bagua_bench.configuration.cell import Cell, RunPart, TransportPart
-from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.configuration.resolve import ConfigError
 from bagua_bench.configuration.validate import validate
 from bagua_bench.configuration.variants import algorithm_part
@@ -31,7 +30,7 @@ def candidates(base: Cell, transports: Sequence[TransportPart]) -> Candidates:
     """All algorithms that can be run where `base` is, in the variants worth comparing, over each transport."""
     cells: list[Cell] = []
     refused: dict[str, str] = {}
-    for name in available("algo"):
+    for name in conf_folder.names("algo"):
         declared = facts.option(name)
         if not {"measure", "simulate"} <= {*declared.modes} or not declared.advised:
             continue  # not to be recommended, or not to be predicted
@@ -80,8 +79,3 @@ def length(run: RunPart, declared: facts.AlgorithmFacts) -> RunPart:
 
 def _warm_up(declared: facts.AlgorithmFacts) -> tuple[str, ...]:
     return declared.warm_up_of_one if declared.warm_up_share else ()
-
-
-def available(group: str) -> list[str]:
-    """Names of a configuration group's files."""
-    return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bagua_bench.advise.candidates import available
 from bagua_bench.configuration import conf_folder
 
 SHORT = {"model.parameters": "task.parameters", "model": "task.model"}
@@ -23,6 +22,6 @@ def expanded(arguments: Sequence[str]) -> list[str]:
 
 def _described() -> Iterator[str]:
     """Tasks that are described by the keys for which there are short ones."""
-    for name in available("task"):
+    for name in conf_folder.names("task"):
         if conf_folder.option("task", name)["about"].get("described"):
             yield name

@@ -75,7 +75,7 @@ def headline(found: Answer) -> str:
     ]
     if faster:
         lines.append(f"faster, but learning something else: {', '.join(map(_brief, faster))}")
-    return "\n".join([*lines, *_windows(first)])
+    return "\n".join([*lines, *_windows(found)])
 
 
 def reasoning(found: Answer, arguments: Sequence[str]) -> str:
@@ -202,10 +202,16 @@ def _tied(rows: Sequence[Row], share: float) -> str:
     return f"; as fast within the model's uncertainty: {', '.join(near)}" if near else ""
 
 
-def _windows(row: Row) -> Iterator[str]:
-    """What larger TCP windows would do, where these are what is waited for."""
+def _windows(found: Answer) -> Iterator[str]:
+    """What larger TCP windows would do, where these are what the first waits for; who else waits for them."""
+    row = found.first
     cell = row.cell
-    if row.why.startswith("window"):
+    others = [other.algorithm for other in found.shown if other is not row and other.why.startswith("window")]
+    if not row.why.startswith("window"):
+        if others:
+            also = "larger ones help, and more servers, as each has its own connections"
+            yield f"TCP windows are what is waited for by {', '.join(dict.fromkeys(others))}: {also}"
+    else:
         larger = units.text(int(cell.network.tcp_window * _LARGER), units.BYTES)
         seconds = duration(reasons.with_windows(cell, _LARGER))
         yield (

@@ -45,6 +45,8 @@ class Source:
     """Settings of the records that the fit uses; None: all records."""
     left_out: str = ""
     """Records that cannot be simulated: how many, and why."""
+    base_name: str = ""
+    """The cluster whose fitted values `base` are; empty if it is what is known of transports."""
 
     @property
     def cases(self) -> list[Case]:
@@ -81,13 +83,15 @@ class Source:
         layout.physics = tree([float(v) for v in found.values], self.parameters, self.base)
         if self.fit is not None:
             layout.physics.fit = self.fit
-        own = quality.uncertainty(found, self.cases)
-        if not self._can_leave_out:  # so few points tell little of the model's error
-            own = max(own, self.base.get("uncertainty", Physics().uncertainty))
+        own, usual = quality.uncertainty(found, self.cases), self.base.get("uncertainty", Physics().uncertainty)
+        taken = not self._can_leave_out and usual > own  # so few points tell little of the model's error
+        own = usual if taken else own
         layout.physics.uncertainty = float(f"{own:.2g}")
         path.write_text("\n".join(head) + "\n" * bool(head) + OmegaConf.to_yaml(layout))
         unseen = float(f"{quality.unseen(found, self.cases, self._predicted):.2g}")
         posterior = replace(found.posterior([case.cell for case in self.cases]), unseen=unseen)
+        if below := posterior_of(self.base_name):
+            posterior = replace(posterior.over(below), error_of=self.base_name if taken else "")
         posterior.write(file_of(path.parent, self.cluster))
         return path
 
@@ -209,7 +213,8 @@ def open_source(cluster: str, folder: Path, files: Sequence[Path] | None, chosen
     if cluster == "bagua_paper_e2e":
         base = OmegaConf.to_container(OmegaConf.load(_file("bagua_paper")))
         assert isinstance(base, dict)
-        return Source(cluster, of_end_to_end(folder), OTHER_CAMPAIGN, base.get("physics", {}))
+        known = of_end_to_end(folder)
+        return Source(cluster, known, OTHER_CAMPAIGN, base.get("physics", {}), base_name="bagua_paper")
     raise ValueError(f"--cluster {cluster}: allowed without --records: bagua_paper, bagua_paper_e2e")
 
 

@@ -12,6 +12,11 @@ FOLDER = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf")
 """Inside the package when installed from a wheel, beside it in a checkout."""
 
 
+def names(group: str) -> list[str]:
+    """The options of a group."""
+    return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
+
+
 def option(group: str, name: str) -> dict[str, Any]:
     """The keys in an option's file, merged over those of the options that its `defaults` name."""
     own = plain_yaml.read(FOLDER / group / f"{name}.yaml")

@@ -53,7 +53,7 @@ def _parts(cell: Cell) -> Iterator[str]:
 def _regroup(cell: Cell) -> Iterator[str]:
     """What ranks that are left can go on with."""
     if not facts.algorithm(cell.algo).regroups:
-        names = sorted(path.stem for path in (conf_folder.FOLDER / "algo").glob("*.yaml"))
+        names = conf_folder.names("algo")
         able = ", ".join(name for name in names if facts.option(name).regroups)
         yield f"elastic.regroup=true: algo={cell.algo.name} cannot go on without a restart; allowed: {able}"
     if cell.cluster.ranks_per_server != 1:

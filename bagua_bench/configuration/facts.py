@@ -157,7 +157,7 @@ def option(name: str) -> AlgorithmFacts:
 @cache
 def baseline() -> str:
     """The option of the group algo that the others are compared with."""
-    names = sorted(path.stem for path in (conf_folder.FOLDER / "algo").glob("*.yaml"))
+    names = conf_folder.names("algo")
     return next(name for name in names if option(name).baseline)
 
 

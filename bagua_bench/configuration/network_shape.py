@@ -20,8 +20,8 @@ LINUX_WINDOW = 4 * 2**20
 AUTO = "auto"
 """The value of `transport.streams` with which Bagua-Net chooses their number."""
 FEWEST_STREAMS, MOST_STREAMS, STREAM_PER_SECONDS = 4, 64, 1e-3
-"""How it chooses what it connects: one for so many seconds of the round trip, within limits, as in cpp/core/tuning.h and
-wire.h. It uses as many of them as carry more than fewer would."""
+"""How it chooses what it connects: one for so many seconds of the round trip, within limits, as in cpp/core/tuning.h
+and wire.h. It uses as many of them as carry more than fewer would."""
 SLOWEST = 1 / 16
 """The least `compute.haste`."""
 LEAST_TIMEOUT = 0.2
@@ -51,9 +51,9 @@ class Shape:
     `connections` is how many TCP connections may share a link, `tcp_window` how many bytes each may have under way.
     `flow_rates` (bits/s) limit single connections, each of which gets the next rate in turn. `wan` is the line of each
     of the `sites` to the others, as a server's link to its switch. `timeout`: the least of TCP's, seconds; longer where
-    everything takes longer. `flow_delays` (seconds) hold back what single connections send, as `flow_rates` do. `swing`:
-    for every other so many seconds, all links have only this share of their rate. The last two are for measuring the
-    transport, with the backend `link` only.
+    everything takes longer. `flow_delays` (seconds) hold back what single connections send, as `flow_rates` do.
+    `swing`: for every other so many seconds, all links have only this share of their rate. The last two are for
+    measuring the transport, with the backend `link` only.
     """
 
     links: tuple[Link, ...]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
 
+from bagua_bench.configuration import conf_folder
 from bagua_bench.configuration.cell import Cell, ClusterPart
 
 BUFFER = 4.0 * 2**20
@@ -122,9 +123,12 @@ def problems(cell: Cell) -> Iterator[str]:
     if not isinstance(transports, Mapping):
         yield f"cluster.physics.transport={transports}: expected the name of a transport after it, then its parameters"
         return
+    known = conf_folder.names("transport")
     for name, own in transports.items():
         path = f"cluster.physics.transport.{name}"
-        if isinstance(own, Mapping):
+        if name not in known:
+            yield f"{path}={own}: no such transport; allowed: {', '.join(known)}"
+        elif isinstance(own, Mapping):
             yield from _problems(path, own)
         else:
             yield f"{path}={own}: expected a parameter after it, as in {path}.ring=5e9"

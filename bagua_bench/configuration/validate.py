@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from bagua_bench import libraries
-from bagua_bench.configuration import data_settings, elastic_settings, facts, network_settings, own_model, physics
+from bagua_bench.configuration import (
+    conf_folder,
+    data_settings,
+    elastic_settings,
+    facts,
+    network_settings,
+    own_model,
+    physics,
+)
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import AUTO, MOST_STREAMS, SLOWEST
 from bagua_bench.configuration.resolve import ConfigError, has_cuda
@@ -138,8 +146,8 @@ def _device(cell: Cell) -> Iterator[str]:
         yield f"transport={transport.name}: moves CPU tensors only, but run.device=cuda; use nccl"
     if cell.run.precision != "fp32" and cell.mode != "measure":
         yield (
-            f"run.precision={cell.run.precision}: mode={cell.mode} computes nothing, and how fast half precision would "
-            "be is a matter of compute=; allowed: fp32"
+            f"run.precision={cell.run.precision}: mode={cell.mode} computes nothing; allowed: fp32; times of other "
+            f"precisions are compute='s: {', '.join(conf_folder.names('compute'))}"
         )
 
 

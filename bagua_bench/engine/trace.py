@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +89,15 @@ class Trace:
         since, before = self._counted
         now, totals = self._counted = time.perf_counter(), self._totals()
         for peer, counted in totals.items():
-            sent, again = (max(0.0, one - old) for one, old in zip(counted, before.get(peer, (0.0, 0.0)), strict=True))
-            if sent or again:
+            pairs = list(zip_longest(counted, before.get(peer, ()), fillvalue=(0.0, 0.0)))
+            sent, again = (tuple(max(0.0, one[k] - old[k]) for one, old in pairs) for k in (0, 1))
+            if any(sent) or any(again):
                 self._carried.append(Carried(peer, since - self._began, now - since, sent, again))
 
-    def _totals(self) -> dict[str, tuple[float, float]]:
-        """Bytes, and segments that were sent again, to every peer so far."""
-
-        def total(streams: Sequence[Mapping[str, float]], key: str) -> float:
-            return sum(one[key] for one in streams)
-
+    def _totals(self) -> dict[str, list[tuple[float, float]]]:
+        """Bytes, and segments that were sent again, on every stream to every peer so far."""
         counts = self._streams() or {}
-        return {peer: (total(each, "bytes_sent"), total(each, "retransmissions")) for peer, each in counts.items()}
+        return {peer: [(one["bytes_sent"], one["retransmissions"]) for one in each] for peer, each in counts.items()}
 
     def carried(self) -> tuple[Carried, ...]:
         """What the transport has sent in every step."""

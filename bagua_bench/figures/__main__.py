@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from bagua_bench.configuration.conf_folder import FOLDER
+from bagua_bench.configuration import conf_folder
 from bagua_bench.figures import drawing, runs
 from bagua_bench.figures.choice import module_of
 from bagua_bench.results import records
@@ -24,7 +24,7 @@ def main() -> int:
     only = "runs with these values, as in task=vgg16 run.steps=20"
     parser.add_argument("--only", nargs="+", default=[], metavar="KEY=VALUE", help=only)
     arguments = parser.parse_args()
-    known = [records.ADHOC, *sorted(path.stem for path in (FOLDER / "campaign").glob("*.yaml"))]
+    known = [records.ADHOC, *conf_folder.names("campaign")]
     if arguments.campaign not in known:
         print(f"{arguments.campaign}: no such campaign; allowed: {', '.join(known)}", file=sys.stderr)
         return 2

@@ -44,8 +44,8 @@ class Case(NamedTuple):
 
 def cases(hierarchical: bool) -> Iterator[tuple[str, Case]]:
     """Every algorithm with its file's options, adapted to few steps; some also in half precision."""
-    for path in sorted((conf_folder.FOLDER / "algo").glob("*.yaml")):
-        algo = AlgoPart.from_plain({"name": path.stem, **conf_folder.option("algo", path.stem)})
+    for name in conf_folder.names("algo"):
+        algo = AlgoPart.from_plain({"name": name, **conf_folder.option("algo", name)})
         about, kind = algo.about or {}, _class(algo.target)
         if about.get("peer"):
             continue
@@ -55,9 +55,9 @@ def cases(hierarchical: bool) -> Iterator[tuple[str, Case]]:
             arguments[key] = {"true": True, "false": False}.get(value, value)
         # no two runs of an algorithm that averages in rounds alongside the steps are alike
         tolerance = kind.consensus if about.get("rounds") else about.get("tolerance", AlgorithmFacts.tolerance)
-        yield path.stem, Case(kind, arguments, torch.float32, tolerance)
+        yield name, Case(kind, arguments, torch.float32, tolerance)
         for dtype in (torch.bfloat16, torch.float16) if about["same_update"] else ():
-            yield f"{path.stem}, {str(dtype).removeprefix('torch.')}", Case(kind, arguments, dtype, _HALF)
+            yield f"{name}, {str(dtype).removeprefix('torch.')}", Case(kind, arguments, dtype, _HALF)
 
 
 def _class(target: str) -> type[Algorithm]:

@@ -25,22 +25,23 @@ def wire_bytes(nbytes: int) -> int:
 class Line:
     """One direction of a link. It carries one packet at a time; the others wait in a queue of `limit` bytes.
 
-    Without a bandwidth nothing waits. With `swing` (seconds, share) it has only that share of it for every other so many
-    seconds.
+    Without a bandwidth nothing waits. With `swing` (seconds, share) it has only that share of it for every other so
+    many seconds.
     """
 
     def __init__(self, bandwidth: float | None, limit: int, swing: tuple[float, float] | None = None) -> None:
         self._per_byte = 8 / bandwidth if bandwidth else 0.0
         self._swing = swing
-        self._patience = limit * self._per_byte / (swing[1] if swing else 1.0) if bandwidth else math.inf
+        self._limit = limit if bandwidth else math.inf
         self._free = 0.0
 
     def send(self, now: float, nbytes: int) -> tuple[float, float] | None:
         """When a packet handed over at `now` starts and finishes leaving; None if it finds the queue full."""
         begin = max(now, self._free)
         slow = self._swing is not None and begin // self._swing[0] % 2 == 1
-        end = begin + nbytes * self._per_byte / (self._swing[1] if self._swing and slow else 1.0)
-        if end - now > self._patience:
+        per_byte = self._per_byte / self._swing[1] if self._swing and slow else self._per_byte
+        end = begin + nbytes * per_byte
+        if per_byte and end - now > self._limit * per_byte:
             return None
         self._free = end
         return begin, end

@@ -22,10 +22,9 @@ from hydra import initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from bagua_bench.configuration import facts
+from bagua_bench.configuration import conf_folder, facts
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.compose import compose_cell
-from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.configuration.explain import explain
 from bagua_bench.configuration.resolve import ConfigError, register
 from bagua_bench.configuration.validate import validate
@@ -73,7 +72,7 @@ def main() -> int:
         given.tasks = ["bert_large"] if given.part == "optimizer" else ["resnet50", "vgg16"]
     try:
         register()
-        with initialize_config_dir(str(FOLDER), version_base=None):
+        with initialize_config_dir(str(conf_folder.FOLDER), version_base=None):
             rows = {"time": _time, "memory": _memory, "optimizer": _optimizer}[given.part](given, overrides)
     except (HydraException, OmegaConfBaseException) as error:
         chosen = [*(f"task={name}" for name in given.tasks), *(f"algo={name}" for name in given.algos)]
@@ -109,7 +108,7 @@ def _time(given: argparse.Namespace, overrides: Sequence[str]) -> list[dict[str,
 
 def _memory(given: argparse.Namespace, overrides: Sequence[str]) -> list[dict[str, Any]]:
     ddp = facts.baseline()
-    known = sorted(path.stem for path in (FOLDER / "algo").glob("*.yaml"))
+    known = conf_folder.names("algo")
     fit = [name for name in known if "measure" in facts.option(name).modes and facts.option(name).advised]
     algos = given.algos or [ddp, *(name for name in fit if name != ddp)]
     wanted = {

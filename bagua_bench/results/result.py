@@ -142,10 +142,10 @@ class Carried:
     begin: float
     """Seconds since the timed steps began."""
     seconds: float
-    sent: float
-    """Bytes, on all streams."""
-    again: float
-    """Segments that were sent once more."""
+    sent: tuple[float, ...]
+    """Bytes, on each stream."""
+    again: tuple[float, ...]
+    """Segments that were sent once more, on each stream."""
 
     def slowed(self, factor: float) -> Carried:
         """With times so many times as long."""

@@ -45,24 +45,26 @@ def _events(result: Result) -> Iterator[dict[str, Any]]:
 
 
 def _counters(number: int, rank: RankResult) -> Iterator[dict[str, Any]]:
-    """The rate at which was sent to a peer, and segments sent again; both are 0 where nothing was noted."""
+    """The rate at which each stream sent to a peer, and segments sent again; both are 0 where nothing was noted."""
     for peer in dict.fromkeys(one.peer for one in rank.carried):
         own = [one for one in rank.carried if one.peer == peer]
         to = f"rank {peer}" if peer.isdecimal() else peer
-        again = any(one.again for one in own)
+        again, nothing = any(any(one.again) for one in own), (0.0,) * max(len(one.sent) for one in own)
         for one, following in pairwise([*own, None]):
             assert one is not None
             yield from _counted(number, to, one, again)
             end = one.begin + one.seconds
             if following is None or _on_grid(following.begin) > _on_grid(end):
-                yield from _counted(number, to, Carried(peer, end, 1.0, 0.0, 0.0), again)
+                yield from _counted(number, to, Carried(peer, end, 1.0, nothing, nothing), again)
 
 
 def _counted(number: int, to: str, one: Carried, again: bool) -> Iterator[dict[str, Any]]:
     begin = {"ph": "C", "pid": number, "ts": _on_grid(one.begin)}
-    yield {**begin, "name": f"MB/s to {to}", "args": {"sent": one.sent / one.seconds / 1e6}}
+    rates = {f"stream {k}": sent / one.seconds / 1e6 for k, sent in enumerate(one.sent)}
+    yield {**begin, "name": f"MB/s to {to}", "args": rates}
     if again:
-        yield {**begin, "name": f"segments sent again to {to}", "args": {"in this step": one.again}}
+        repeated = {f"stream {k}": segments for k, segments in enumerate(one.again)}
+        yield {**begin, "name": f"segments sent again to {to}", "args": repeated}
 
 
 def _on_grid(seconds: float) -> float:

@@ -30,13 +30,22 @@ class Posterior:
     steps: for each parameter (NAME, or TRANSPORT.NAME) one factor on its value per independent direction: where the
     parameters together are one standard deviation away. domain: the least and the greatest value of each setting.
     names: those that points had, of each setting that has names. unseen: the relative error that the model has besides
-    under conditions that no point had.
+    under conditions that no point had. error_of: the cluster whose points the model's own error was taken from, where
+    the fit's own were too few to tell; empty if they were not.
     """
 
     steps: Steps
     domain: Mapping[str, tuple[float, float]]
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unseen: float = UNSEEN
+    error_of: str = ""
+
+    def over(self, other: Posterior) -> Posterior:
+        """This posterior of some parameters, with what another fit knows of the rest."""
+        own, rest = (max(map(len, each.values()), default=0) for each in (self.steps, other.steps))
+        known = {key: (*(1.0,) * own, *factors) for key, factors in other.steps.items()}
+        steps = {**known, **{key: (*factors, *(1.0,) * rest) for key, factors in self.steps.items()}}
+        return replace(self, steps=steps)
 
     def spread(self, given: Physics, transport: str, seconds: Callable[[Physics], float]) -> list[float]:
         """Logarithms of how many times as long `seconds` takes, one standard deviation away in each direction.
@@ -70,24 +79,35 @@ class Posterior:
             if key in asked and not low / _BEYOND <= asked[key] <= high * _BEYOND
         ]
 
+    def distance(self, cell: Cell) -> float:
+        """How many powers of ten a setting of a cell lies outside the points, of the one that is farthest.
+
+        A setting whose points are all 0 has no distance.
+        """
+        asked = settings(cell)
+        known = {key: ends for key, ends in self.domain.items() if ends[1] and asked.get(key)}
+        return math.log10(max([1.0, *(max(low / asked[key], asked[key] / high) for key, (low, high) in known.items())]))
+
     def width(self, own: float, away: Sequence[float], *cells: Cell) -> float:
         """Half-width of the interval of a logarithm of seconds, or of a ratio of two, that is to hold nine of ten.
 
-        own: the model's own relative error; away: `spread`; cells: those that are predicted.
+        own: the model's own relative error; away: `spread`; cells: those that are predicted. What the model errs
+        besides outside the points grows by as much again with each power of ten of their distance, which is assumed.
         """
-        unseen = self.unseen if any(map(self.beyond, cells)) else 0.0
+        unseen = max((self.unseen * (1 + self.distance(cell)) for cell in cells if self.beyond(cell)), default=0.0)
         return math.hypot(math.log1p(own), math.log1p(unseen), _NINE_OF_TEN * math.hypot(*away))
 
     def write(self, path: Path) -> None:
         """Write as JSON, one parameter or setting per line."""
         groups = asdict(self)
-        unseen = groups.pop("unseen")
+        last = {key: groups.pop(key) for key in ("unseen", "error_of")}
         rows = {
             group: ",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
             for group, values in groups.items()
         }
         parts = [f' "{group}": {{\n  {text}\n }}' for group, text in rows.items()]
-        path.write_text("{\n" + ",\n".join([*parts, f' "unseen": {unseen}']) + "\n}\n")
+        parts += [f' "{key}": {json.dumps(value)}' for key, value in last.items()]
+        path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def settings(cell: Cell) -> dict[str, float]:
@@ -130,6 +150,7 @@ def posterior_of(cluster: str) -> Posterior | None:
         {key: (low, high) for key, (low, high) in known["domain"].items()},
         {key: tuple(found) for key, found in known.get("names", {}).items()},
         known.get("unseen", UNSEEN),
+        known.get("error_of", ""),
     )
 
 

@@ -233,6 +233,9 @@ def test_windows_are_named_where_they_decide_and_what_larger_ones_would_do() -> 
     lines = said(row("bytegrad", 1.0, cell=cell), row("ddp", 4.0))
     [line] = [line for line in lines if line.startswith("TCP windows are what is waited for")]
     assert "network.tcp_window=64MiB" in line and "more servers help" in line
+    waits = row("bytegrad", 2.0, cell=resolved(*far))
+    [line] = [line for line in said(row("ddp", 1.0), waits) if line.startswith("TCP windows are what is waited for")]
+    assert line.endswith("by bytegrad: larger ones help, and more servers, as each has its own connections")
 
 
 def test_an_odd_number_of_servers_is_as_good_as_any(tmp_path: Path) -> None:

@@ -93,6 +93,26 @@ def test_uncertainty_grows_with_the_distance_from_the_points() -> None:
     assert farther > 0.2, "the window may be 1 MB or 16 MB"
 
 
+def test_intervals_grow_with_the_distance_from_the_points() -> None:
+    posterior = Posterior({}, {"network.latency": (0.0, 1e-3), "network.jitter": (0.0, 0.0)}, unseen=0.1)
+
+    def half(latency: str, *others: str) -> float:
+        asked = ("mode=simulate", "task=vgg16", "algo=ddp", "cluster=bagua_paper", "transport=nccl", *others)
+        return posterior.width(0.0, [], resolved(*asked, f"network.latency={latency}"))
+
+    assert half("1ms") == half("0ms") == 0
+    for latency, besides in (("10ms", 0.2), ("100ms", 0.3)):
+        assert half(latency) == pytest.approx(math.log1p(besides))
+    assert half("0ms", "network.jitter=1ms") == pytest.approx(math.log1p(0.1)), "no distance is known"
+
+
+def test_values_of_another_fit_are_as_uncertain_as_they_are_there() -> None:
+    below = Posterior({"ring": (2.0, 1.0), "window": (1.0, 3.0)}, {})
+    both = Posterior({"ring": (1.5,)}, {}).over(below)
+    seconds = lambda values: 1e15 / values.ring / values.window  # noqa: E731
+    assert both.spread(Physics(), "nccl", seconds) == pytest.approx([-math.log(1.5), 0.0, -math.log(3)])
+
+
 def test_what_lies_outside_the_points_is_named(tmp_path: Path) -> None:
     cells = [c.cell for c in measured()]
     posterior = replace(fit(measured(), CHOSEN).posterior(cells), steps={"ring": (1.1, 1.0)})

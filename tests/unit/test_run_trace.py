@@ -215,10 +215,10 @@ def test_what_is_sent_is_a_counter_of_its_rate(tmp_path: Path) -> None:
     """Perfetto holds a value until the next one: 0 where nothing was noted."""
     spans = (Span("training", "step", 0.0, 2.0),)
     carried = (
-        Carried("1", 0.0, 0.5, 2e6, 0),
-        Carried("1", 0.5, 1.0, 3e6, 7),
-        Carried("0 10.0.0.1:5", 0.5, 1.0, 1e6, 0),
-        Carried("1", 2.5, 0.5, 1e6, 0),
+        Carried("1", 0.0, 0.5, (2e6, 1e6), (0, 0)),
+        Carried("1", 0.5, 1.0, (3e6, 0), (0, 7)),
+        Carried("0 10.0.0.1:5", 0.5, 1.0, (1e6,), (0,)),
+        Carried("1", 2.5, 0.5, (1e6, 1e6), (0, 0)),
     )
     rank = RankResult((), (), {}, {}, None, spans=spans, carried=carried)
     result = replace(simulate(cell("simulate", "ddp")), ranks=(rank,), rank_counts=None)
@@ -228,8 +228,8 @@ def test_what_is_sent_is_a_counter_of_its_rate(tmp_path: Path) -> None:
     for event in events:
         found[event["name"]].append((event["ts"] / 1e6, *event["args"].values()))
     assert found == {
-        "MB/s to rank 1": [(0, 4), (0.5, 3), (1.5, 0), (2.5, 2), (3.0, 0)],
-        "segments sent again to rank 1": [(0, 0), (0.5, 7), (1.5, 0), (2.5, 0), (3.0, 0)],
+        "MB/s to rank 1": [(0, 4, 2), (0.5, 3, 0), (1.5, 0, 0), (2.5, 2, 2), (3.0, 0, 0)],
+        "segments sent again to rank 1": [(0, 0, 0), (0.5, 0, 7), (1.5, 0, 0), (2.5, 0, 0), (3.0, 0, 0)],
         "MB/s to 0 10.0.0.1:5": [(0.5, 1), (1.5, 0)],
     }
 
@@ -249,7 +249,11 @@ def test_what_is_sent_is_counted_from_step_to_step() -> None:
     streams = 2  # a connection was opened
     trace.step_taken()
     first, second, opened = trace.carried()  # a step in which nothing was sent is not noted
-    assert [(one.sent, one.again) for one in (first, second, opened)] == [(5, 0), (7, 0), (112, 2)]
+    assert [(one.sent, one.again) for one in (first, second, opened)] == [
+        ((5,), (0,)),
+        ((7,), (0,)),
+        ((0, 112), (0, 2)),
+    ]
     assert 0 <= first.begin <= first.begin + first.seconds <= second.begin
     assert first.slowed(3) == replace(first, begin=3 * first.begin, seconds=3 * first.seconds)
 

@@ -230,9 +230,11 @@ def test_a_transport_s_own_parameters_come_first() -> None:
     ("+cluster.physics.efficiency_ring=1.5", "cluster.physics.efficiency_ring=1.5: must be above 0 and at most 1"),
     ("+cluster.physics.transport.nccl.process=-3", "cluster.physics.transport.nccl.process=-3: must be positive"),
     ("+cluster.physics.transport.nccl=3", "cluster.physics.transport.nccl=3: expected a parameter after it"),
+    ("+cluster.physics.transport.nccl2.ring=1e9", "cluster.physics.transport.nccl2={'ring': 1000000000.0}: no such"),
     ("+cluster.physics.transport=3", "cluster.physics.transport=3: expected the name of a transport after it"),
     ("network.loss=20%", "network.loss=20%: TCP's rate under loss is known up to 10%; allowed: no more"),
     ("+cluster.server.1.loss=20%", "cluster.server.1.loss=20%: TCP's rate under loss is known up to 10%"),
+    ("run.precision=bf16", "run.precision=bf16: mode=simulate computes nothing; allowed: fp32; times of other"),
     ("task.step_seconds=0", "task.step_seconds=0: must be positive, or null for the profile's"),
 ])  # fmt: skip
 def test_impossible_parameters_are_refused_in_one_line(given: str, said: str) -> None:

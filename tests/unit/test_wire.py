@@ -99,6 +99,23 @@ def test_connections_with_much_data_get_the_rates_in_turns() -> None:
     assert Flows([], 10**6).leave(1.0, b"", 1500) == 1.0
 
 
+def test_single_connections_may_be_late() -> None:
+    flows = Flows([], 10**7, [0.02, 0.0])
+    assert [flows.leave(1.0, b"control", 100) for _ in range(3)] == [1.0] * 3
+    last = {name: [flows.leave(1.0, name, 70_000) for _ in range(2)] for name in (b"first", b"second", b"third")}
+    assert last == {b"first": [1.02, 1.02], b"second": [1.0, 1.0], b"third": [1.02, 1.02]}
+
+
+def test_a_line_may_swing() -> None:
+    """Every other 0.2 s it has a quarter of its rate, and room for as many bytes."""
+    line = Line(100 * MBIT, 30_000, (0.2, 0.25))
+    assert line.send(10.1, 12_500) == (10.1, pytest.approx(10.101))
+    assert line.send(10.3, 12_500) == (10.3, pytest.approx(10.304))
+    assert line.send(10.3, 12_500) == (pytest.approx(10.304), pytest.approx(10.308))
+    assert line.send(10.3, 12_500) is None
+    assert line.send(10.5, 12_500) == (10.5, pytest.approx(10.501))
+
+
 def test_loss_is_the_fraction_asked_for_and_the_same_every_time() -> None:
     def lost() -> list[bool]:
         receiver = port(None, loss=0.1)

@@ -18,7 +18,7 @@ from tools.transport.bench import PLAIN
 WAYS = ("4", "auto", PLAIN)
 ROUND_TRIP = 0.08  # seconds
 _JITTER = 2e-3  # seconds, standard deviation on each of two links
-_LATE = 0.02  # seconds by which one connection each way is later than all others
+_LATE = 0.02  # seconds by which one connection each way is later than all others; of a plain one, the only one
 _SWING = 0.2, 0.25  # every other 200 ms, a quarter of the rate
 _SECONDS = 6.0  # that a transfer should take
 
@@ -60,16 +60,15 @@ def _path(condition: str, shape: Shape, mean: float, rounds: int) -> Iterator[Ro
     size, counts = wan.messages(mean, ROUND_TRIP, 0.0, WAYS, _SECONDS)
     shares: dict[str, list[float]] = {}
     streams: dict[str, list[int]] = {}
-    with star.up(shape) as network:
-        a, b = network.hosts
-        for _, way in lossy.in_turn(WAYS, rounds):
-            with lossy.linked(a, b, way) as (pair, move):
-                move(count=max(1, counts[way] // 2), size=size, window=wan.WINDOW, patience=120.0)
-                began = time.monotonic()
-                move(count=counts[way], size=size, window=wan.WINDOW, patience=120.0)
-                seconds = time.monotonic() - began
-                streams.setdefault(way, []).append(1 if way == PLAIN else wan.in_use(pair))
-            shares.setdefault(way, []).append(counts[way] * size * 8 / seconds / mean)
+    for _, way in lossy.in_turn(WAYS, rounds):
+        # A new network each time: its first connection is the late one.
+        with star.up(shape) as network, lossy.linked(*network.hosts, way) as (pair, move):
+            move(count=max(1, counts[way] // 2), size=size, window=wan.WINDOW, patience=120.0)
+            began = time.monotonic()
+            move(count=counts[way], size=size, window=wan.WINDOW, patience=120.0)
+            seconds = time.monotonic() - began
+            streams.setdefault(way, []).append(1 if way == PLAIN else wan.in_use(pair))
+        shares.setdefault(way, []).append(counts[way] * size * 8 / seconds / mean)
     for way in WAYS:
         of_line = median(shares[way])
         one = (condition, shape.links[0].bandwidth or 0.0, ROUND_TRIP, way, round(median(streams[way])))

@@ -150,8 +150,8 @@ def messages(
 class Left:
     """What one plain TCP connection gets of a line that the transport fills.
 
-    share: of the line, median; streams: that carried something when it began, median; fair: what each of all connections would have if
-    they had the same.
+    share: of the line, median; streams: that carried something when it began, median; fair: what each of all
+    connections would have if they had the same.
     """
 
     line: float  # bit/s
@@ -183,7 +183,7 @@ def _beside(a: Host, b: Host, way: str, line: float, round_trip: float) -> tuple
     size, _ = messages(line, round_trip, 0.0, [way])
     plan: dict[str, Any] = {"size": size, "window": WINDOW, "patience": 120.0}
     with lossy.linked(a, b, way) as (ours, _), lossy.linked(a, b, PLAIN) as (_, move):
-        enough = int(4 * (_BEFORE + _SECONDS_BESIDE) * line / 8 / size)
+        enough = int((_BEFORE + 40 * _SECONDS_BESIDE) * line / 8 / size)  # it is ended before that
         ours.a.tell("stream", name="x.s", sending=True, count=enough, **plan)
         ours.b.tell("stream", name="x.r", sending=False, count=enough, **plan)
         time.sleep(_BEFORE)

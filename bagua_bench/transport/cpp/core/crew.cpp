@@ -10,17 +10,18 @@ namespace bagua {
 Crew::Crew(Streams& streams, bool chooses)
     : streams_(streams),
       size_(streams.size()),
-      chooses_(chooses && streams.size() > size_t(Tuning::kFewestStreams)),
-      pause_(Tuning::kTrialPauseNs) {
+      chooses_(chooses && streams.size() > size_t(Tuning::kFewestStreams)) {
     double least = 1e9;
-    for (auto& s : streams_) least = std::min(least, s->pace.first_rtt);
+    for (auto& s : streams_)
+        if (s->pace.first_rtt > 0) least = std::min(least, s->pace.first_rtt);
     interval_ = std::max(Tuning::kTrialNs, int64_t(Tuning::kTrialRoundTrips * least * 1e9));
     if (chooses_) size_ = std::min(size_, size_t(streams_for(least, Tuning::kStreamPerSeconds)));
 }
 
 void Crew::look(int64_t now, uint64_t acknowledged, bool waiting) {
     if (!chooses_) return;
-    if (waiting_since_) {
+    // Who does not look for long has had nothing to send, or no time.
+    if (waiting_since_ && now - waiting_since_ <= Tuning::kMostUnseenNs) {
         waited_ += now - waiting_since_;
         moved_ += acknowledged - acknowledged_;
     }
@@ -37,29 +38,34 @@ void Crew::judge(int64_t now, double rate) {
         settling_ = false;
         return;
     }
+    const bool outage = rate <= 0;
+    bool stays = false;
     if (before_) {
-        const double change = double(size_) / double(before_) - 1;
-        const bool pays = rate >= rate_before_ * (1 + Tuning::kTrialGain * change);
-        if (!pays) {
-            size_ = before_;
-            settling_ = true;
-            next_ = now + pause_;
-            pause_ = std::min(2 * pause_, Tuning::kMostTrialPauseNs);
-        } else {
-            pause_ = Tuning::kTrialPauseNs;
-        }
+        Patience& patience = size_ > before_ ? larger_ : smaller_;
+        stays = !outage && pays(rate);
+        const int64_t longer = std::clamp(2 * patience.pause, Tuning::kTrialPauseNs, Tuning::kMostTrialPauseNs);
+        if (!outage) patience.pause = stays ? 0 : longer;
+        patience.next = now + patience.pause;
+        settling_ = !stays;
+        if (!stays) size_ = before_;
         before_ = 0;
-        if (!pays) return;
     }
-    const bool steady = rate_ > 0 && rate <= rate_ * Tuning::kSteadyRatio;  // else it grows by itself
+    // Else it grows by itself, or recovers from something: neither tells what the streams at hand can do.
+    const bool steady = rate_ > 0 && rate <= rate_ * Tuning::kSteadyRatio && rate_ <= rate * Tuning::kSteadyRatio;
+    const double usual = stays ? rate : std::max(rate, rate_);
     rate_ = rate;
-    if (!steady || now < next_) return;
-    attempt(full() ? size_ - std::max<size_t>(size_ / 8, 1) : size_ + size_ / 2, rate);
+    if ((steady && !settling_) || stays) attempt(now, full() ? size_ - std::max<size_t>(size_ / 8, 1) : size_ + size_ / 2, usual);
 }
 
-void Crew::attempt(size_t size, double rate) {
+// Whether the trial under way has gained a good part of what it would in proportion, or lost little.
+bool Crew::pays(double rate) const {
+    const double change = double(size_) / double(before_) - 1;
+    return rate >= rate_before_ * (1 + Tuning::kTrialGain * change);
+}
+
+void Crew::attempt(int64_t now, size_t size, double rate) {
     size = std::clamp(size, size_t(Tuning::kFewestStreams), streams_.size());
-    if (size == size_) return;
+    if (size == size_ || now < (size > size_ ? larger_ : smaller_).next) return;
     before_ = size_;
     rate_before_ = rate;
     size_ = size;
@@ -72,8 +78,9 @@ bool Crew::full() const {
     for (size_t i = 0; i < size_; ++i) {
         const Pace& p = streams_[i]->pace;
         if (p.smooth_rtt <= 0 || p.first_rtt <= 0) continue;  // not looked at since it was taken into the crew
-        late += p.smooth_rtt - p.first_rtt;
-        least += std::max(p.first_rtt * Tuning::kQueueShare, Tuning::kLeastQueueSeconds);
+        const double share = std::max(p.first_rtt * Tuning::kQueueShare, Tuning::kLeastQueueSeconds);
+        late += std::max(p.smooth_rtt - p.first_rtt, -share);  // the first may have waited for a tunnel
+        least += share;
     }
     return late > least;
 }

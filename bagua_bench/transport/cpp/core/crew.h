@@ -32,8 +32,13 @@ class Crew {
     void look(int64_t now, uint64_t acknowledged, bool waiting);
 
   private:
+    // Trials in one direction: when there may be another one, and the pause after one in vain (ns).
+    struct Patience {
+        int64_t next = 0, pause = 0;
+    };
     void judge(int64_t now, double rate);
-    void attempt(size_t size, double rate);
+    bool pays(double rate) const;
+    void attempt(int64_t now, size_t size, double rate);
     bool full() const;
 
     Streams& streams_;
@@ -50,7 +55,7 @@ class Crew {
     size_t before_ = 0;  // its size before the trial under way; 0: none is
     double rate_before_ = 0;
     bool settling_ = false;  // the interval in which the size changed tells nothing
-    int64_t next_ = 0, pause_;  // when there may be another trial, and the pause after one in vain (ns)
+    Patience larger_, smaller_;
 };
 
 }  // namespace bagua

@@ -24,7 +24,8 @@ struct Tuning {
     static constexpr int64_t kTrialNs = 250 * kMillisecond;  // of waiting messages, at least, for a measurement ...
     static constexpr double kTrialRoundTrips = 6;  // ... and so many round trips
     static constexpr double kTrialGain = 0.25;  // of what the rate would gain, or lose, in proportion to the streams
-    static constexpr double kSteadyRatio = 1.1;  // of the rate to the one before; more is a window that opens
+    static constexpr double kSteadyRatio = 1.2;  // of the rate to the one before, or of that one to it
+    static constexpr int64_t kMostUnseenNs = 20 * kMillisecond;  // between two looks of who waits
     static constexpr double kQueueShare = 0.1, kLeastQueueSeconds = 1e-3;  // of round trips that are longer than at first
     static constexpr int64_t kTrialPauseNs = 4 * kSecond, kMostTrialPauseNs = 160 * kSecond;  // after one in vain
 
