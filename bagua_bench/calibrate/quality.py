@@ -93,11 +93,8 @@ def unseen(found: Fit, known: Sequence[Case], asked: Sequence[Case]) -> float:
     beyond = [c for c in asked if posterior.beyond(c.cell)]
     if len(beyond) < _ENOUGH:
         return UNSEEN
-    besides = [
-        math.expm1(math.sqrt(max(0.0, size**2 - half**2))) / (1 + posterior.distance(case.cell))
-        for case, (size, half) in zip(beyond, _errors(found, known, beyond, 0.0), strict=True)
-    ]
-    return float(np.quantile(besides, 0.9))
+    besides = [math.sqrt(max(0.0, size**2 - half**2)) for size, half in _errors(found, known, beyond, 0.0)]
+    return math.expm1(float(np.quantile(besides, 0.9)))
 
 
 def _errors(found: Fit, known: Sequence[Case], asked: Sequence[Case], besides: float) -> list[tuple[float, float]]:

@@ -51,7 +51,7 @@ class Trace:
 
     def __init__(self, device: torch.device, streams: Callable[[], Counts | None] = lambda: None) -> None:
         self._device, self._streams = device, streams
-        self._counted: tuple[float, Mapping[str, tuple[float, float]]] = 0.0, {}
+        self._counted: tuple[float, Mapping[str, Sequence[tuple[float, float]]]] = 0.0, {}
         self._began = 0.0
         self._carried: list[Carried] = []
         self._zero: Any = None

@@ -64,14 +64,13 @@ def test_a_long_path_has_a_stream_for_each_part_of_its_round_trip(
 
 def _in_use(link: Link, streams: str, seconds: float, until: Callable[[int], bool] = lambda _: False) -> int:
     """How many streams take what is sent, at the latest after so many seconds with 16 messages under way."""
-    with (
-        star.up(Shape((link, link), "link", "cubic", LINUX_WINDOW, 70, 0)) as network,
-        lossy.linked(*network.hosts, streams) as (pair, move),
-    ):
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends and not until(wan.in_use(pair)):
-            move(size=2**18, count=100, window=16, patience=60.0)
-        return wan.in_use(pair)
+    with star.up(Shape((link, link), "link", "cubic", LINUX_WINDOW, 70, 0)) as network:
+        a, b = network.hosts
+        with lossy.linked(a, b, streams) as (pair, move):
+            ends = time.monotonic() + seconds
+            while time.monotonic() < ends and not until(wan.in_use(pair)):
+                move(size=2**18, count=100, window=16, patience=60.0)
+            return wan.in_use(pair)
 
 
 @needs("link")

@@ -62,12 +62,14 @@ def _path(condition: str, shape: Shape, mean: float, rounds: int) -> Iterator[Ro
     streams: dict[str, list[int]] = {}
     for _, way in lossy.in_turn(WAYS, rounds):
         # A new network each time: its first connection is the late one.
-        with star.up(shape) as network, lossy.linked(*network.hosts, way) as (pair, move):
-            move(count=max(1, counts[way] // 2), size=size, window=wan.WINDOW, patience=120.0)
-            began = time.monotonic()
-            move(count=counts[way], size=size, window=wan.WINDOW, patience=120.0)
-            seconds = time.monotonic() - began
-            streams.setdefault(way, []).append(1 if way == PLAIN else wan.in_use(pair))
+        with star.up(shape) as network:
+            a, b = network.hosts
+            with lossy.linked(a, b, way) as (pair, move):
+                move(count=max(1, counts[way] // 2), size=size, window=wan.WINDOW, patience=120.0)
+                began = time.monotonic()
+                move(count=counts[way], size=size, window=wan.WINDOW, patience=120.0)
+                seconds = time.monotonic() - began
+                streams.setdefault(way, []).append(1 if way == PLAIN else wan.in_use(pair))
         shares.setdefault(way, []).append(counts[way] * size * 8 / seconds / mean)
     for way in WAYS:
         of_line = median(shares[way])
