@@ -19,6 +19,8 @@ _NINE_OF_TEN = 1.645  # standard deviations on both sides of the mean that nine 
 UNSEEN = 0.1
 """Relative error that the model has besides, under conditions that no point had, where none were measured: assumed."""
 _BEYOND = 1.25  # times as far as the points lie
+_SPANS = {"network.latency": 5e-3, "network.jitter": 5e-3, "network.loss": 1e-2}
+"""Up to where points that are all 0 count as lying, when distances are measured: assumed."""
 
 Steps = Mapping[str, tuple[float, ...]]
 
@@ -80,12 +82,10 @@ class Posterior:
         ]
 
     def distance(self, cell: Cell) -> float:
-        """How many powers of ten a setting of a cell lies outside the points, of the one that is farthest.
-
-        A setting whose points are all 0 has no distance.
-        """
+        """How many powers of ten a setting of a cell lies outside the points, of the one that is farthest."""
         asked = settings(cell)
-        known = {key: ends for key, ends in self.domain.items() if ends[1] and asked.get(key)}
+        reached = {key: (low, high or _SPANS.get(key, 0.0)) for key, (low, high) in self.domain.items()}
+        known = {key: ends for key, ends in reached.items() if ends[1] and asked.get(key)}
         return math.log10(max([1.0, *(max(low / asked[key], asked[key] / high) for key, (low, high) in known.items())]))
 
     def width(self, own: float, away: Sequence[float], *cells: Cell) -> float:

@@ -103,7 +103,8 @@ def test_intervals_grow_with_the_distance_from_the_points() -> None:
     assert half("1ms") == half("0ms") == 0
     for latency, besides in (("10ms", 0.2), ("100ms", 0.3)):
         assert half(latency) == pytest.approx(math.log1p(besides))
-    assert half("0ms", "network.jitter=1ms") == pytest.approx(math.log1p(0.1)), "no distance is known"
+    for jitter, besides in (("1ms", 0.1), ("50ms", 0.2)):
+        assert half("0ms", f"network.jitter={jitter}") == pytest.approx(math.log1p(besides)), "points without any"
 
 
 def test_values_of_another_fit_are_as_uncertain_as_they_are_there() -> None:
