@@ -15,8 +15,8 @@ from hydra import initialize_config_dir
 from bagua_bench.advise import candidates, prepare, ranking, reasons, words
 from bagua_bench.advise.assumptions import assumptions
 from bagua_bench.campaign.cells import expand
+from bagua_bench.configuration import conf_folder
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.configuration.conf_folder import FOLDER
 from bagua_bench.results import records
 from bagua_bench.simulate.run import simulate
 from tests.catalogue import composed, declared, options, resolved
@@ -111,7 +111,7 @@ def test_qadam_is_rated_with_its_warm_up() -> None:
 @pytest.mark.parametrize("name", ["decision_map", "tradeoff_modern"])
 def test_the_maps_hold_all_of_qadams_training(name: str) -> None:
     chosen = composed(f"campaign={name}").campaign
-    with initialize_config_dir(str(FOLDER), version_base=None):
+    with initialize_config_dir(str(conf_folder.FOLDER), version_base=None):
         cells = expand(chosen, ["network.bandwidth=10gbit", "task=vgg16"])
     cell = next(cell for cell in cells if cell.algo.name == "qadam")
     assert (cell.algo.options["warmup_steps"], cell.run.steps, cell.run.untimed) == (1, 5, 0)
@@ -319,7 +319,7 @@ def test_help_shows_the_users_own_cluster_and_every_column(tmp_path: Path) -> No
     header = next(line for line in said(row("ddp", 1.0)) if line.split()[:1] == ["algorithm"])
     legend = {line.split("  ")[0] for line in words.LEGEND.splitlines()}
     assert legend >= {*header.replace("x DDP", "").split(), "x DDP", "transport"}
-    for name in (*candidates.available("compute"), *candidates.available("cluster")):
+    for name in (*conf_folder.names("compute"), *conf_folder.names("cluster")):
         assert name in text
 
 

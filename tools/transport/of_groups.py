@@ -44,6 +44,7 @@ def add(commands: Any) -> None:
     one.add_argument("--line", default="200mbit", help="its rate (default %(default)s)")
     one = _command(commands, "left", _left, "what a foreign connection gets of a line that is filled", rounds=5)
     one.add_argument("--line", default="200mbit", help="its rate (default %(default)s)")
+    one.add_argument("--round-trip", default="30ms", help="over it (default %(default)s)")
 
 
 def _command(
@@ -162,7 +163,8 @@ def _path(one: wan.Path | wan.Again | wan.Left | rough.Rough) -> tuple[str, str]
 
 def _left(options: argparse.Namespace) -> int:
     found, table = [], Table("line", "round trip", "streams", "share of a foreign connection", "with equal shares")
-    for one in wan.left(units.parse("--line", options.line, units.BITS_PER_SECOND), options.rounds):
+    line = units.parse("--line", options.line, units.BITS_PER_SECOND)
+    for one in wan.left(line, units.parse("--round-trip", options.round_trip, units.LATENCY), options.rounds):
         found.append(one)
         streams = str(one.streams) if one.way.isdigit() else f"{one.way}: {one.streams}"
         table.add_row(*_path(one), streams, f"{one.share:.3f}", f"{one.fair:.3f}")

@@ -162,20 +162,19 @@ class Left:
     fair: float
 
 
-def left(line: float, rounds: int) -> Iterator[Left]:
+def left(line: float, round_trip: float, rounds: int) -> Iterator[Left]:
     """The foreign connection begins when the transport has been sending for 20 s; new connections in each round."""
     ways = [way for way in WAYS if not way.startswith(PLAIN)]
-    for round_trip in ROUND_TRIPS[:2]:
-        shares: dict[str, list[float]] = {}
-        streams: dict[str, list[int]] = {}
-        with _network(line, round_trip, 0.0) as (a, b):
-            for _, way in lossy.in_turn(ways, rounds):
-                number, rate = _beside(a, b, way, line, round_trip)
-                streams.setdefault(way, []).append(number)
-                shares.setdefault(way, []).append(rate * 8 / line)
-        for way, found in shares.items():
-            number = round(median(streams[way]))
-            yield Left(line, round_trip, way, number, median(found), 1 / (number + 1))
+    shares: dict[str, list[float]] = {}
+    streams: dict[str, list[int]] = {}
+    with _network(line, round_trip, 0.0) as (a, b):
+        for _, way in lossy.in_turn(ways, rounds):
+            number, rate = _beside(a, b, way, line, round_trip)
+            streams.setdefault(way, []).append(number)
+            shares.setdefault(way, []).append(rate * 8 / line)
+    for way, found in shares.items():
+        number = round(median(streams[way]))
+        yield Left(line, round_trip, way, number, median(found), 1 / (number + 1))
 
 
 def _beside(a: Host, b: Host, way: str, line: float, round_trip: float) -> tuple[int, float]:
