@@ -70,8 +70,9 @@ def _calibration(cell: Cell) -> str:
     posterior = posterior_of(cell.cluster.name)
     beyond = [] if posterior is None else posterior.beyond(cell)
     far = f"; extrapolated: {', '.join(beyond)}" if beyond else ""
-    if posterior is not None and posterior.error_of:
-        return f"calibrated on few points; ±{share:.0%} is what 9 of 10 points of {posterior.error_of} are within{far}"
+    if posterior is not None and posterior.error_of is not None:
+        other = f"what 9 of 10 points of {posterior.error_of} are within" if posterior.error_of else "assumed"
+        return f"calibrated on few points; ±{share:.0%} is {other}{far}"
     return f"calibrated: 9 of 10 of its points within ±{share:.0%}{far}"
 
 

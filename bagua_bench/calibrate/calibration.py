@@ -90,8 +90,9 @@ class Source:
         path.write_text("\n".join(head) + "\n" * bool(head) + OmegaConf.to_yaml(layout))
         unseen = float(f"{quality.unseen(found, self.cases, self._predicted):.2g}")
         posterior = replace(found.posterior([case.cell for case in self.cases]), unseen=unseen)
+        posterior = replace(posterior, error_of=self.base_name if taken else None)
         if below := posterior_of(self.base_name):
-            posterior = replace(posterior.over(below), error_of=self.base_name if taken else "")
+            posterior = posterior.over(below)
         posterior.write(file_of(path.parent, self.cluster))
         return path
 

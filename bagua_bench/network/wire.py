@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -32,7 +31,7 @@ class Line:
     def __init__(self, bandwidth: float | None, limit: int, swing: tuple[float, float] | None = None) -> None:
         self._per_byte = 8 / bandwidth if bandwidth else 0.0
         self._swing = swing
-        self._limit = limit if bandwidth else math.inf
+        self._limit = limit
         self._free = 0.0
 
     def send(self, now: float, nbytes: int) -> tuple[float, float] | None:

@@ -32,15 +32,15 @@ class Posterior:
     steps: for each parameter (NAME, or TRANSPORT.NAME) one factor on its value per independent direction: where the
     parameters together are one standard deviation away. domain: the least and the greatest value of each setting.
     names: those that points had, of each setting that has names. unseen: the relative error that the model has besides
-    under conditions that no point had. error_of: the cluster whose points the model's own error was taken from, where
-    the fit's own were too few to tell; empty if they were not.
+    under conditions that no point had. error_of: where the fit's points were too few to tell the model's own error, the
+    cluster whose points it was taken from, or empty if it is assumed.
     """
 
     steps: Steps
     domain: Mapping[str, tuple[float, float]]
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unseen: float = UNSEEN
-    error_of: str = ""
+    error_of: str | None = None
 
     def over(self, other: Posterior) -> Posterior:
         """This posterior of some parameters, with what another fit knows of the rest."""
@@ -150,7 +150,7 @@ def posterior_of(cluster: str) -> Posterior | None:
         {key: (low, high) for key, (low, high) in known["domain"].items()},
         {key: tuple(found) for key, found in known.get("names", {}).items()},
         known.get("unseen", UNSEEN),
-        known.get("error_of", ""),
+        known.get("error_of"),
     )
 
 

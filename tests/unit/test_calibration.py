@@ -167,6 +167,7 @@ def test_few_points_do_not_claim_more_than_the_prior(own: Path) -> None:
     assert len(source.cases) < 2 * len(source.parameters)
     path = source.write(source.calibrate())
     assert OmegaConf.load(path).physics.uncertainty == Physics().uncertainty
+    assert json.loads(path.with_name("mine.fit.json").read_text())["error_of"] == "", "it is assumed"
 
 
 def test_held_out_points_are_predicted_without_them() -> None:

@@ -54,7 +54,8 @@ void Crew::judge(int64_t now, double rate) {
     const bool steady = rate_ > 0 && rate <= rate_ * Tuning::kSteadyRatio && rate_ <= rate * Tuning::kSteadyRatio;
     const double usual = stays ? rate : std::max(rate, rate_);
     rate_ = rate;
-    if ((steady && !settling_) || stays) attempt(now, full() ? size_ - std::max<size_t>(size_ / 8, 1) : size_ + size_ / 2, usual);
+    if (!stays && (!steady || settling_)) return;
+    attempt(now, full() ? size_ - std::max<size_t>(size_ / 8, 1) : size_ + size_ / 2, usual);
 }
 
 // Whether the trial under way has gained a good part of what it would in proportion, or lost little.

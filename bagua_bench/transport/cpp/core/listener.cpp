@@ -128,8 +128,8 @@ Listener::Step Listener::advance(Caller& c) {
 
 Listener::Step Listener::challenge(Caller& c) {
     const Hello& h = c.hello;
-    if (h.magic != kMagic || h.version != kVersion || h.flags > (kChecksums | kChooses) || h.streams < 1 || h.streams > kMaxStreams ||
-        h.index >= h.streams + kOthers)
+    if (h.magic != kMagic || h.version != kVersion || h.flags > (kChecksums | kChooses) || h.streams < 1 ||
+        h.streams > kMaxStreams || h.index >= h.streams + kOthers)
         return Step::refuse;
     Challenge challenge;
     if (!random_bytes(challenge.nonce, kNonce)) return Step::refuse;
