@@ -19,7 +19,7 @@ LINUX_WINDOW = 4 * 2**20
 """Bytes that one TCP connection may have under way with Linux's default buffers."""
 AUTO = "auto"
 """The value of `transport.streams` with which Bagua-Net chooses their number."""
-FEWEST_STREAMS, MOST_STREAMS, STREAM_PER_SECONDS = 4, 64, 1e-3
+FEWEST_STREAMS, MOST_STREAMS, STREAM_PER_SECONDS = 4, 128, 1e-3
 """How it chooses what it connects: one for so many seconds of the round trip, within limits, as in cpp/core/tuning.h
 and wire.h. It uses as many of them as carry more than fewer would."""
 SLOWEST = 1 / 16
@@ -85,13 +85,13 @@ class Shape:
 
     @property
     def segments(self) -> int:
-        """The most segments that TCP hands over as one packet. With loss it is one, so each is lost by itself.
+        """The most segments that TCP hands over as one packet. With loss it is one where netem would lose all of it.
 
         With latency it is small enough for a window to be many packets, as it is on the networks that a scale model
         stands for. A connection that sends its window in two or three lumps would carry less than a window per round
         trip, by chance.
         """
-        if any(link.loss for link in self.all_links):
+        if self.backend != "link" and any(link.loss for link in self.all_links):
             return 1
         if any(link.latency or link.jitter for link in self.all_links):
             return min(SEGMENTS, max(2, self.tcp_window // (_PACKETS * MTU)))

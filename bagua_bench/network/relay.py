@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -21,6 +21,7 @@ from typing import Any
 from bagua_bench.configuration.network_shape import Link
 from bagua_bench.network.namespaces import inside
 from bagua_bench.network.packets import PacketPort
+from bagua_bench.network.segments import count, cut
 from bagua_bench.network.tun import Tun
 from bagua_bench.network.wire import Flows, Port, wire_bytes
 
@@ -33,6 +34,8 @@ _FLOW = slice(12, 24)  # where in an IPv4 packet without options the addresses a
 Event = tuple[float, int, Callable[[float], None]]
 """A time (seconds), a serial number, and the action that is due then."""
 
+Piece = tuple[bytes, int, tuple[float, float]]
+"""A packet, its bytes on a wire, and from when to when it is received."""
 
 Device = Tun | PacketPort
 
@@ -121,14 +124,25 @@ class Relay:
 
     def _land(self, end: float, there: int, receiver: int, packet: bytes, nbytes: int, begin: float) -> None:
         """Over the line of the other site, to its switch."""
-        times = self._sites[there].arrive(begin, end, nbytes)
-        if times is not None:
-            self._at(times[0], begin, partial(self._switch, times[1], receiver, packet, nbytes))
+        for piece, size, times in self._arrive(self._sites[there], end, packet, nbytes, begin):
+            self._at(times[0], begin, partial(self._switch, times[1], receiver, piece, size))
 
     def _switch(self, end: float, receiver: int, packet: bytes, nbytes: int, begin: float) -> None:
-        times = self._ports[receiver].arrive(begin, end, nbytes)
-        if times is not None:
-            self._push(times[1], partial(self._write, receiver, packet))
+        for piece, _, times in self._arrive(self._ports[receiver], end, packet, nbytes, begin):
+            self._push(times[1], partial(self._write, receiver, piece))
+
+    def _arrive(self, port: Port, end: float, packet: bytes, nbytes: int, begin: float) -> Iterator[Piece]:
+        """What a port does not lose of a packet, by runs of its segments, and from when to when it receives them."""
+        segments = count(packet, self._header) if port.link.loss else 1
+        for first, last in port.survivors(segments):
+            piece, size = packet, nbytes
+            if last - first < segments:
+                piece = cut(packet, self._header, first, last)
+                size = wire_bytes(len(piece) - self._header)
+            step = (end - begin) / segments
+            times = port.arrive(begin + first * step, begin + last * step, size)
+            if times is not None:
+                yield piece, size, times
 
     def _at(self, when: float, now: float, action: Callable[[float], None]) -> None:
         first = not self._events or when < self._events[0][0]  # an earlier event that is late keeps its turn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 
 from bagua_bench.configuration.network_shape import HEADERS, MTU, Link
@@ -106,15 +107,20 @@ class Port:
         self.drops += times is None
         return times and (times[0], max(times[1], end))
 
+    def survivors(self, segments: int) -> list[tuple[int, int]]:
+        """Which of a packet's segments are not lost on the way down: runs from one up to, without, another."""
+        if not self.link.loss:
+            return [(0, segments)]
+        lost = [k for k in range(segments) if self.random.random() < self.link.loss]
+        self.lost += len(lost)
+        return [(a + 1, b) for a, b in pairwise([-1, *lost, segments]) if a + 1 < b]
+
     def arrive(self, begin: float, end: float, nbytes: int) -> tuple[float, float] | None:
-        """From when to when a packet is received that arrives at the switch from `begin` to `end`; None if it is lost.
+        """From when to when a packet is received that arrives at the switch from `begin` to `end`; None if dropped.
 
         The segments of a packet pass through the switch one after the other, so two equal links take as long as one.
         Packets do not overtake each other.
         """
-        if self.link.loss and self.random.random() < self.link.loss:
-            self.lost += 1
-            return None
         times = self.down.send(begin, nbytes)
         if times is None:
             self.drops += 1

@@ -164,7 +164,7 @@ class Group:
 
     def report(self, peer: int, lane: int = 0) -> list[dict[str, float]]:
         """Counters of the streams to a rank; lane 0 is the collectives', 1 the messages'."""
-        out = (StreamReport * 64)()
+        out = (StreamReport * 128)()
         return _values(out, self._lib.bagua_net_report(self._group, peer, lane, out, len(out)))
 
     def _check(self, call: str, code: int) -> None:
@@ -182,7 +182,7 @@ def announce(line: str) -> None:
 
 def report_plugin() -> dict[str, list[dict[str, float]]]:
     """Counters of the streams of every comm that NCCL has open in this process, by number and the peer's address."""
-    out, peer = (StreamReport * 64)(), ctypes.create_string_buffer(100)
+    out, peer = (StreamReport * 128)(), ctypes.create_string_buffer(100)
     found: dict[str, list[dict[str, float]]] = {}
     while (count := _library().bagua_net_open_comm_report(len(found), out, len(out), peer, len(peer))) >= 0:
         found[f"{len(found)} {peer.value.decode()}"] = _values(out, count)

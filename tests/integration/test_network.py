@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 import shlex
 import signal
@@ -181,6 +182,22 @@ def test_loss_is_counted_and_slows_tcp_down(backend: str) -> None:
         found = survey.survey(network)
         assert network.backend.drops() > 0
     assert all(1e6 < pair["goodput"] < 40e6 for pair in found), "10 Mbit/s by the square root law of TCP"
+
+
+@each_backend
+def test_what_arrives_over_a_lossy_link_is_what_was_sent(backend: str) -> None:
+    """Packets that stand for several segments are cut where one of them is lost."""
+    sent, got = random.Random(0).randbytes(4 << 20), bytearray()
+    asked = shape(backend, "network.bandwidth=400mbit", "network.latency=1ms", "network.loss=1%")
+    with star.up(asked) as network, probe.connection(*network.hosts) as (near, far):
+        near.settimeout(60.0)
+        sending = Thread(target=near.sendall, args=(sent,))
+        sending.start()
+        while len(got) < len(sent):
+            got += far.recv(2**20)
+        sending.join()
+        assert network.backend.drops() > 0
+    assert bytes(got) == sent
 
 
 @each_backend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import resource
 import socket
 import struct
 import subprocess
@@ -19,7 +20,7 @@ from bagua_bench.network import star
 from bagua_bench.transport import native
 from tests.emulated import needs
 from tests.transport.conftest import NEWEST, Start
-from tools.transport import lossy, measure, rough, wan
+from tools.transport import far, lossy, measure, rough, wan
 from tools.transport.bench import PLAIN
 from tools.transport.pair import Pair
 from tools.transport.strangers import Target
@@ -62,6 +63,32 @@ def test_a_long_path_has_a_stream_for_each_part_of_its_round_trip(
             assert _streams_of(pair) in streams
 
 
+@needs("link")
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(("descriptors", "streams"), [(1024, 128), (128, 46)])
+def test_a_group_has_as_many_streams_as_its_descriptors_allow(descriptors: int, streams: int) -> None:
+    """Three quarters of them, less two sockets of each of two connections."""
+    link, before = Link(100e6, 0.1, 0.0, 0.0), resource.getrlimit(resource.RLIMIT_NOFILE)
+    with star.up(Shape((link, link), "link", "cubic", LINUX_WINDOW, 140, 0)) as network:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, before[1]))
+        try:
+            with lossy.linked(*network.hosts, "auto") as (pair, _):
+                assert len(pair.a.ask("report", name="x.s")["streams"]) == streams
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@needs("link")
+@pytest.mark.usefixtures("built")
+def test_an_all_reduce_fills_a_long_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round trip carries 5 MB, slices have 256 KiB: two of them under way would fill a tenth of the line."""
+    monkeypatch.setattr(wan, "ROUND_TRIPS", (0.2,))
+    monkeypatch.setattr(far, "BYTES", 64 << 20)
+    [found] = far.measure(200e6, [0.0], 3)
+    assert 0.5 < found.of_line < 1448 / 1500
+    assert found.gloo > 0
+
+
 def _in_use(link: Link, streams: str, seconds: float, until: Callable[[int], bool] = lambda _: False) -> int:
     """How many streams take what is sent, at the latest after so many seconds with 16 messages under way."""
     with star.up(Shape((link, link), "link", "cubic", LINUX_WINDOW, 70, 0)) as network:
@@ -76,9 +103,9 @@ def _in_use(link: Link, streams: str, seconds: float, until: Callable[[int], boo
 @needs("link")
 @pytest.mark.usefixtures("built")
 def test_the_transport_takes_more_streams_where_packets_are_lost_and_fewer_where_the_line_is_full() -> None:
-    """It begins with one for each 2.5 ms of the round trip, 8, and is connected for one for each of its 20 ms."""
-    assert _in_use(Link(100e6, 0.01, 0.0, 0.01), "auto", 40.0, lambda streams: streams > 8) > 8
-    assert _in_use(Link(20e6, 0.01, 0.0, 0.0), "auto", 40.0, lambda streams: streams < 8) < 8
+    """It begins with one for each 2 ms of the round trip, 10, and is connected for one for each of its 20 ms."""
+    assert _in_use(Link(100e6, 0.01, 0.0, 0.01), "auto", 40.0, lambda streams: streams > 12) > 12
+    assert _in_use(Link(20e6, 0.01, 0.0, 0.0), "auto", 40.0, lambda streams: streams < 10) < 10
 
 
 @needs("link")

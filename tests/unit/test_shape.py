@@ -146,9 +146,13 @@ def test_netem_is_told_what_an_engineer_would_type(link: Link, sent: str, receiv
         (["network.latency=1ms", "network.tcp_window=160KiB"], 6),
         (["network.jitter=1ms", "network.tcp_window=40KiB"], 2),
         (["network.loss=1%", "network.latency=1ms"], 1),
+        (["network.loss=1%", "network.latency=1ms", "network.backend=link"], 45),
+        (["network.loss=1%", "network.backend=link", "network.latency=1ms", "network.tcp_window=160KiB"], 6),
     ],
 )
-def test_packets_are_small_where_one_may_get_lost_or_a_window_is_few(asked: list[str], segments: int) -> None:
+def test_packets_are_small_where_netem_would_lose_them_whole_or_a_window_is_few(
+    asked: list[str], segments: int
+) -> None:
     assert shape_of(resolved("network=1gbit", *asked)).segments == segments
 
 

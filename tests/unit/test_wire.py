@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -117,12 +118,22 @@ def test_a_line_may_swing() -> None:
 
 
 def test_loss_is_the_fraction_asked_for_and_the_same_every_time() -> None:
-    def lost() -> list[bool]:
+    def lost(packets: int, segments: int) -> list[list[tuple[int, int]]]:
         receiver = port(None, loss=0.1)
-        return [receiver.arrive(k, k, 100) is None for k in range(10_000)]
+        runs = [receiver.survivors(segments) for _ in range(packets)]
+        kept = sum(last - first for one in runs for first, last in one)
+        assert receiver.lost == packets * segments - kept
+        assert 850 < receiver.lost < 1150, "five standard deviations"
+        return runs
 
-    assert 850 < sum(lost()) < 1150, "five standard deviations"
-    assert lost() == lost()
+    assert all(one in ([], [(0, 1)]) for one in lost(10_000, 1))
+    for one in lost(250, 40):
+        ends = [0, *(k for run in one for k in run), 40]
+        assert ends == sorted(ends)
+        assert all(last > first for first, last in one)
+        assert all(b > a for (_, a), (b, _) in pairwise(one)), "at least one is lost between two runs"
+    assert lost(250, 40) == lost(250, 40)
+    assert port(None).survivors(40) == [(0, 40)]
 
 
 def test_jitter_spreads_without_overtaking() -> None:

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bagua_bench.configuration import units
-from tools.transport import crowd, orders, outages, rough, shaped, torch_cases, tunnel, wan
+from tools.transport import crowd, far, orders, outages, rough, shaped, torch_cases, tunnel, wan
 
 
 def add(commands: Any) -> None:
@@ -39,6 +39,9 @@ def add(commands: Any) -> None:
     one = _command(commands, "wan", _wan, help_text, rounds=5)
     one.add_argument("--lines", default="200mbit", help="rates, such as 200mbit,1gbit (default %(default)s)")
     one.add_argument("--losses", default="0%,0.01%,0.1%,1%", help="shares of packets lost (default %(default)s)")
+    one = _command(commands, "far", _far, "all-reduces over long paths, beside gloo; netem or the emulator", rounds=5)
+    one.add_argument("--line", default="200mbit", help="its rate (default %(default)s)")
+    one.add_argument("--losses", default="0%,0.1%", help="shares of packets lost (default %(default)s)")
     help_text = "a long path with jitter, a late connection, or a rate that changes; the emulator"
     one = _command(commands, "rough", _rough, help_text, rounds=5)
     one.add_argument("--line", default="200mbit", help="its rate (default %(default)s)")
@@ -157,7 +160,20 @@ def _wan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _path(one: wan.Path | wan.Again | wan.Left | rough.Rough) -> tuple[str, str]:
+def _far(options: argparse.Namespace) -> int:
+    losses = [units.parse("--losses", text, units.FRACTION) for text in options.losses.split(",")]
+    found, table = [], Table("line", "round trip", "loss", "all-reduce", "of the line", "gloo", "times as fast")
+    for one in far.measure(units.parse("--line", options.line, units.BITS_PER_SECOND), losses, options.rounds):
+        found.append(one)
+        row = (*_path(one), f"{one.loss * 100:g} %", f"{one.seconds:.2f} s", f"{one.of_line:.2f}", f"{one.gloo:.2f} s")
+        table.add_row(*row, f"{one.gloo / one.seconds:.1f}")
+        print(*row, flush=True)
+    Console().print(table)
+    write(options.json, _outcome(far=[asdict(one) for one in found]))
+    return 0
+
+
+def _path(one: wan.Path | wan.Again | wan.Left | rough.Rough | far.Far) -> tuple[str, str]:
     return f"{one.line / 1e6:g} Mbit/s", f"{one.round_trip * 1e3:g} ms"
 
 

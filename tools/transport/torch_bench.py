@@ -13,16 +13,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bagua_bench.network.topology import Host
 from tools.transport import shaped
 
 _HOME = str(Path(__file__).resolve().parents[2])
 _PORT = 29400
-_RANK = "tools.transport.torch_rank"
+RANK = "tools.transport.torch_rank"
 
 
 @contextmanager
 def ranks(
-    module: str, sites: Sequence[shaped.Site], per_site: int, environment: Mapping[str, str]
+    module: str, sites: Sequence[shaped.Site] | Sequence[Host], per_site: int, environment: Mapping[str, str]
 ) -> Iterator[list[Any]]:
     """Processes of `module`, which takes rank, size, and the store's host and port; each has said that it is ready."""
     size, processes = len(sites) * per_site, []
@@ -76,29 +77,26 @@ def compare(
 
     `flow` limits every connection, `link` all together, in bits/s.
     """
-    with shaped.pair() as sites, ranks(_RANK, sites, per_site, {"BAGUA_NET_STREAMS": "4"}) as processes:
+    with shaped.pair() as sites, ranks(RANK, sites, per_site, {"BAGUA_NET_STREAMS": "4"}) as processes:
         time.sleep(0.2)
         for site in sites:
             if flow is not None:
                 shaped.limit_connections(site, flow)
             elif link is not None:
                 shaped.limit_flows(site, {}, link)
-        rows = []
-        for operation, size, repeat in operations:
-            for process in processes:
-                tell(process, {"operation": operation, "bytes": size, "repeat": repeat, "rounds": rounds})
-            answers = [hear(process) for process in processes]
-            times = [answer["seconds"] for answer in answers]
-            slowest = {key: [max(t[key][k] for t in times) for k in range(rounds)] for key in times[0]}
-            row: dict[str, Any] = {
-                "operation": operation,
-                "bytes": size,
-                "ranks": len(processes),
-                "repeat": repeat,
-                "rounds": rounds,
-                "seconds": slowest,
-                "streams": answers[0]["streams"],
-            }
-            row |= {key: median(values) for key, values in slowest.items()}
-            rows.append({**row, "times_gloo": row["gloo"] / row["bagua_net"]})
-        return rows
+        return [ask(processes, operation, size, repeat, rounds) for operation, size, repeat in operations]
+
+
+def ask(
+    processes: Sequence[Any], operation: str, size: int, repeat: int, rounds: int, warm: bool = True
+) -> dict[str, Any]:
+    """One operation on ranks of RANK, as `compare`; `warm`: in each round, one more comes first and is not counted."""
+    asked = {"operation": operation, "bytes": size, "repeat": repeat, "rounds": rounds}
+    for process in processes:
+        tell(process, {**asked, "warm": warm})
+    answers = [hear(process) for process in processes]
+    times = [answer["seconds"] for answer in answers]
+    slowest = {key: [max(t[key][k] for t in times) for k in range(rounds)] for key in times[0]}
+    row = {**asked, "ranks": len(processes), "seconds": slowest, "streams": answers[0]["streams"]}
+    row |= {key: median(values) for key, values in slowest.items()}
+    return {**row, "times_gloo": row["gloo"] / row["bagua_net"]}

@@ -52,15 +52,15 @@ def operations(elements: int, rank: int, size: int) -> dict[str, Call]:
 def main() -> None:
     """Connect, print that it is ready, then serve requests on stdin.
 
-    A request is {"operation": name, "bytes": n, "repeat": k, "rounds": r}.
+    A request is {"operation": name, "bytes": n, "repeat": k, "rounds": r, "warm": true}.
 
-    In a round each backend has its turn: a barrier and a pause for the other's threads, an operation that is not
-    counted, then `repeat` operations back to back, whose mean counts. There is no pause between them, because a limited
-    link saves up for a burst while it is idle, so that a backend that is slow to begin would seem fast.
+    In a round each backend has its turn: a barrier and a pause for the other's threads, if `warm` an operation that is
+    not counted, then `repeat` operations back to back, whose mean counts. There is no pause between them, because a
+    limited link saves up for a burst while it is idle, so that a backend that is slow to begin would seem fast.
     """
     rank, size, host, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     torch.set_num_threads(1)
-    limit = timedelta(seconds=60)
+    limit = timedelta(seconds=300)
     dist.init_process_group("gloo", f"tcp://{host}:{port}", rank=rank, world_size=size, timeout=limit)
     groups = {backend: dist.new_group(backend=backend) for backend in BACKENDS}
     for group in groups.values():
@@ -74,7 +74,8 @@ def main() -> None:
             for backend in BACKENDS if number % 2 == 0 else BACKENDS[::-1]:
                 dist.barrier(groups["gloo"])  # a root may be ahead of the others
                 time.sleep(_SETTLE)
-                call(groups[backend])
+                if asked["warm"]:
+                    call(groups[backend])
                 began = time.perf_counter()
                 for _ in range(asked["repeat"]):
                     call(groups[backend])

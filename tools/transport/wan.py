@@ -26,7 +26,7 @@ from tools.transport.pair import HarnessError, Pair
 WAYS = ("4", "auto", PLAIN, *(("auto, bbr", f"{PLAIN}, bbr") if "bbr" in machine.congestion_controls() else ()))
 ROUND_TRIPS = (0.03, 0.08, 0.2)  # seconds
 CONTROL = "cubic"  # of the ways that name none
-CONNECTIONS = 70  # for which queues have room: the most streams that there may be, and the others of a connection
+CONNECTIONS = 140  # for which queues have room: the most streams that there may be, and the others of a connection
 _SECONDS, _ROUND_TRIPS = 3.0, 20.0  # that a transfer should take, and round trips beyond: it begins slowly
 _WORTH_NAMING = 1e-3  # of a line
 _BEFORE, _SECONDS_BESIDE = 20.0, 8.0  # before a connection beside others, and for it, with its fair share

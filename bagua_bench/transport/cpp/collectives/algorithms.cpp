@@ -18,7 +18,7 @@ constexpr int kFewRanks = 8;  // that can all send to each other at once
 template <class At, class Combines>
 void take(Pipeline& p, Mesh& mesh, size_t slice, Elements e, At at, Combines combines) {
     const size_t place = (slice + kAlign - 1) / kAlign * kAlign;
-    unsigned char* scratch = mesh.scratch(Pipeline::kSlots * place);
+    unsigned char* scratch = mesh.scratch(p.ahead * place);
     p.incoming = [=](size_t i, size_t slot) {
         Slice s = at(i);
         if (combines(i)) s.data = scratch + slot * place;
@@ -58,9 +58,8 @@ struct Ring {
         const auto block = [&](size_t i, int back) {
             return mesh.line.of(mesh.rank) + shift - back - int(i / per_block);
         };
-        Pipeline p;
-        p.to = mesh.line.at(mesh.line.of(mesh.rank) + 1);
-        p.from = mesh.line.at(mesh.line.of(mesh.rank) - 1);
+        const int seat = mesh.line.of(mesh.rank);
+        Pipeline p(mesh, mesh.line.at(seat - 1), mesh.line.at(seat + 1));
         p.receives = p.sends = steps * per_block;
         p.outgoing = [&](size_t i) { return at(block(i, 0), i % per_block); };
         p.needs = [&](size_t i) { return i < per_block ? 0 : i - per_block + 1; };
@@ -138,8 +137,7 @@ struct Halving {
         const auto at = [&](Part part, size_t i) {
             return Slice{data + part.first * unit + i * slice, std::min(slice, part.count * unit - i * slice)};
         };
-        Pipeline p;
-        p.to = p.from = partner;
+        Pipeline p(mesh, partner, partner);
         p.sends = slices(sent);
         p.receives = slices(received);
         p.outgoing = [&](size_t i) { return at(sent, i); };
@@ -168,10 +166,8 @@ Status gather_in_few_steps(Mesh& mesh, const std::vector<void*>& blocks, size_t 
 
 // Slices that run along the ranks, root first (or last).
 Pipeline chain(Mesh& mesh, int place, bool forward, size_t slices) {
-    Pipeline p;
-    const int step = forward ? 1 : mesh.size - 1;
-    p.to = mesh.line.at(mesh.line.of(mesh.rank) + step);
-    p.from = mesh.line.at(mesh.line.of(mesh.rank) - step);
+    const int step = forward ? 1 : mesh.size - 1, seat = mesh.line.of(mesh.rank);
+    Pipeline p(mesh, mesh.line.at(seat - step), mesh.line.at(seat + step));
     p.receives = place > 0 ? slices : 0;
     p.sends = place < mesh.size - 1 ? slices : 0;
     p.needs = [place](size_t i) { return place > 0 ? i + 1 : 0; };
@@ -272,7 +268,7 @@ Status broadcast(Mesh& mesh, void* data, size_t bytes, int root) {
     };
     Pipeline p = chain(mesh, (mesh.line.of(mesh.rank) - mesh.line.of(root) + mesh.size) % mesh.size, true, slices);
     p.outgoing = at;
-    p.ahead = Pipeline::kSends;
+    p.ahead = std::max(p.ahead, Pipeline::kSends);
     p.incoming = [&](size_t i, size_t) { return at(i); };
     p.arrived = [](size_t, const Slice&) {};
     return p.run(mesh);
@@ -284,12 +280,12 @@ Status reduce(Mesh& mesh, void* data, size_t count, Elements e, int root) {
     const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
     const bool is_root = mesh.rank == root;
     const int place = (mesh.line.of(root) - 1 - mesh.line.of(mesh.rank) + 2 * mesh.size) % mesh.size;  // the root is last
-    unsigned char* scratch = mesh.scratch(Pipeline::kSlots * slice + (is_root ? 0 : bytes));
-    unsigned char* partial = scratch + Pipeline::kSlots * slice;
+    Pipeline p = chain(mesh, place, false, slices);
+    unsigned char* scratch = mesh.scratch(p.ahead * slice + (is_root ? 0 : bytes));
+    unsigned char* partial = scratch + p.ahead * slice;
     if (!is_root && bytes) std::memcpy(partial, data, bytes);
     unsigned char* here = is_root ? static_cast<unsigned char*>(data) : partial;
     const auto at = [&](size_t i) { return Slice{here + i * slice, std::min(slice, bytes - i * slice)}; };
-    Pipeline p = chain(mesh, place, false, slices);
     p.outgoing = at;
     p.incoming = [&](size_t i, size_t slot) { return Slice{scratch + slot * slice, at(i).size}; };
     p.arrived = [&](size_t i, const Slice& s) { combine(at(i).data, s.data, s.size / unit, e.type, e.op); };

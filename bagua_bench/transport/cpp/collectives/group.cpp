@@ -1,5 +1,7 @@
 #include "group.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -14,6 +16,8 @@
 namespace {
 
 using namespace bagua;
+
+constexpr int kManyRanks = 8;
 
 struct Group {
     Settings settings;
@@ -50,6 +54,16 @@ bool wrong(const Group& g, int root, int type, int op) {
            op > int(Op::bxor) || !allowed(Type(type), Op(op));
 }
 
+// How many streams a connection may have for all connections together to take three quarters of this process's
+// descriptors. A group of many ranks opens connections to some of them only.
+int most_streams(const Group& g) {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return Settings{}.most_streams;
+    const int connections = 2 * std::max(1, std::min(g.collectives.size, kManyRanks) - 1);
+    const double fair = 0.75 * double(limit.rlim_cur) / connections - kOthers;
+    return int(std::clamp(fair, double(Tuning::kFewestStreams), double(kMaxStreams)));
+}
+
 // The collectives' mesh, ready for one operation.
 Mesh& begin(Group& g, int64_t timeout_ns) {
     g.collectives.begin(timeout_ns);
@@ -80,6 +94,7 @@ EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) 
     for (size_t i = 0; i < all.size(); ++i)
         std::memcpy(&all[i], static_cast<const char*>(handles) + 128 * i, sizeof(Handle));
     g.settings.connect_timeout = timeout_ns;
+    g.settings.most_streams = most_streams(g);
     if (!g.settings.timeout_given) g.settings.timeout = timeout_ns;
     g.listener->set_timeouts(g.settings.connect_timeout, g.settings.timeout);
     const Switchboard::Lanes lanes{&g.collectives, &g.point_to_point};

@@ -133,6 +133,11 @@ unsigned char* Mesh::scratch(size_t bytes) {
     return scratch_.get();
 }
 
+double Mesh::round_trip(int peer) const {
+    const auto& c = peers_[size_t(peer)];
+    return c ? first_round_trip(c->streams()) : 0;
+}
+
 const Status& Mesh::status(int peer) const {
     if (const auto& c = peers_[size_t(peer)]) return c->status();
     return refused_[size_t(peer)] ? failed_ : refused_[size_t(peer)];

@@ -50,6 +50,8 @@ class Mesh {
     Connection& to(int peer) { return *peers_[size_t(peer)]; }
     // Null if there is none yet.
     Connection* find(int peer) { return peers_[size_t(peer)].get(); }
+    // Seconds, before anything was sent; 0 if it is not known (yet).
+    double round_trip(int peer) const;
     // Ask for the connections to all ranks.
     void want_all();
 

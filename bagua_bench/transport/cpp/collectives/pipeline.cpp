@@ -1,6 +1,7 @@
 #include "pipeline.h"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 
 namespace bagua {
@@ -9,8 +10,22 @@ namespace {
 
 // With more ranks than cores every slice costs a turn of the scheduler.
 constexpr size_t kLeast = 128 << 10, kMost = 256 << 10, kParts = 4;
+// More receives at a time would not stay in the cache, and fewer would not fill a long path: one for so many seconds of
+// its round trip carries 8 Gbit/s, while there may be more of them.
+constexpr size_t kNear = 2, kFar = 128;
+constexpr double kSlicePerSeconds = 0.25e-3;
+
+size_t under_way(const Mesh& mesh, int peer) {
+    return std::clamp(size_t(std::ceil(mesh.round_trip(peer) / kSlicePerSeconds)), kNear, kFar);
+}
 
 }  // namespace
+
+Pipeline::Pipeline(const Mesh& mesh, int from_rank, int to_rank)
+    : from(from_rank),
+      to(to_rank),
+      ahead(under_way(mesh, from_rank)),
+      sent_ahead(std::max(kSends, under_way(mesh, to_rank))) {}
 
 size_t slice_size(size_t block) {
     const size_t part = (block / kParts + 4095) / 4096 * 4096;
@@ -27,13 +42,13 @@ Status Pipeline::run(Mesh& mesh) {
     while (treated < receives || sent < sends || !going.empty()) {
         bool moved = false;
         while (posted < receives && posted - treated < ahead) {
-            const Slice s = incoming(posted, posted % kSlots);
+            const Slice s = incoming(posted, posted % ahead);
             Request* r = mesh.post(from, false, s.data, s.size);
             if (!r) break;
             coming.push_back({r, s});
             ++posted, moved = true;
         }
-        while (sent < sends && going.size() < kSends && needs(sent) <= treated) {
+        while (sent < sends && going.size() < sent_ahead && needs(sent) <= treated) {
             const Slice s = outgoing(sent);
             Request* r = mesh.post(to, true, s.data, s.size);
             if (!r) break;

@@ -14,9 +14,10 @@ struct Slice {
 };
 
 struct Pipeline {
-    int from = -1, to = -1;  // ranks
+    Pipeline(const Mesh& mesh, int from, int to);
+    const int from, to;  // ranks
     size_t receives = 0, sends = 0;
-    // Where to put incoming slice i; `slot` is the one of `kSlots` scratch places that is free for it.
+    // Where to put incoming slice i; `slot` is the one of `ahead` scratch places that is free for it.
     std::function<Slice(size_t i, size_t slot)> incoming;
     // It has arrived: treat it.
     std::function<void(size_t i, const Slice&)> arrived;
@@ -24,9 +25,8 @@ struct Pipeline {
     // How many slices must have been treated before this one may go.
     std::function<size_t(size_t i)> needs;
 
-    static constexpr size_t kSlots = 2;  // more of them would not stay in the cache
-    size_t ahead = kSlots;  // receives on their way; more than kSlots if they need no scratch place
     static constexpr size_t kSends = 16;
+    size_t ahead, sent_ahead;  // slices on their way from one rank and to the other
 
     Status run(Mesh& mesh);
 };

@@ -50,7 +50,7 @@ void Connector::decide() {
         legs_.resize(2);  // the first one may have waited until the neighbour was found, or a tunnel was up
         return;
     }
-    open_legs(streams_for(least, Tuning::kMostStreamPerSeconds));
+    open_legs(std::min(streams_for(least, Tuning::kMostStreamPerSeconds), settings_.most_streams));
     for (Leg* leg : {&legs_[0], &legs_[1]}) leg->hello.streams = uint16_t(legs_.size() - kOthers);
 }
 

@@ -11,9 +11,7 @@ Crew::Crew(Streams& streams, bool chooses)
     : streams_(streams),
       size_(streams.size()),
       chooses_(chooses && streams.size() > size_t(Tuning::kFewestStreams)) {
-    double least = 0;  // of those that are known
-    for (auto& s : streams_)
-        if (const double one = s->pace.first_rtt; one > 0 && (least <= 0 || one < least)) least = one;
+    const double least = first_round_trip(streams_);
     interval_ = std::max(Tuning::kTrialNs, int64_t(Tuning::kTrialRoundTrips * least * 1e9));
     if (chooses_) size_ = std::min(size_, size_t(streams_for(least, Tuning::kStreamPerSeconds)));
 }

@@ -23,8 +23,6 @@ int streams_for(double round_trip, double stream_per_seconds);
 
 class Crew {
   public:
-    using Streams = std::vector<std::unique_ptr<Stream>>;
-
     // `chooses`: otherwise all streams are in it. The crew begins with as many as the round trip asks for.
     Crew(Streams& streams, bool chooses);
     size_t size() const { return size_; }

@@ -28,7 +28,7 @@ struct Request {
 // The open messages of one direction, numbered in the order in which they were posted.
 class Window {
   public:
-    static constexpr uint32_t kSize = 64;  // open messages
+    static constexpr uint32_t kSize = 256;  // open messages
 
     explicit Window(Connection* connection) : requests_(kSize) {
         for (auto& r : requests_) r.connection = connection, r.window = this;

@@ -57,6 +57,9 @@ double draining_ns(const Stream& s, double bytes, double rate) {
     return bytes / (s.pace.fast ? s.pace.delivery : rate) * 1e9;
 }
 
+// Whether a round trip is longer than a sample would be.
+bool far(const Pace& p) { return p.rtt * 1e9 > double(Tuning::kSampleIntervalNs); }
+
 bool free_to_write(const Stream& s) { return !s.out.request && s.writable; }
 
 Offer offer_of(Stream& s, const Load& load, uint64_t message) {
@@ -168,7 +171,9 @@ void Schedule::look(Stream& s, int64_t now) {
     s.pace.written_then = s.pace.written;
     s.counters.queued_max = std::max(s.counters.queued_max, s.pace.queued);
     if (s.pace.queued <= Tuning::kUnacknowledgedRestBytes) s.pace.ran_dry = true;
-    if (now - s.pace.sample_began >= Tuning::kSampleIntervalNs) sample(s, now);
+    // Over a long path acknowledgements come in bursts, one for each round trip.
+    const int64_t interval = std::max(Tuning::kSampleIntervalNs, int64_t(s.pace.rtt * 1e9));
+    if (now - s.pace.sample_began >= interval) sample(s, now);
 }
 
 // Bytes acknowledged per second since the last sample, not counting the time for which the receiver took nothing.
@@ -193,7 +198,7 @@ void Schedule::sample(Stream& s, int64_t now) {
         if (p.rate <= 0)
             p.rate = enough ? rate : 0;
         else if (rate > p.rate)
-            p.rate += Tuning::kRiseWeight * (rate - p.rate);
+            p.rate += (far(p) ? Tuning::kFarRiseWeight : Tuning::kRiseWeight) * (rate - p.rate);
         else if (!p.ran_dry)
             p.rate += Tuning::kFallWeight * (rate - p.rate);
     }

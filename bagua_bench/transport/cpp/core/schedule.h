@@ -21,8 +21,6 @@ namespace bagua {
 
 class Schedule {
   public:
-    using Streams = Crew::Streams;
-
     Schedule(Streams& streams, uint32_t most_chunk_bytes, bool chooses)
         : streams_(streams), crew_(streams, chooses), most_chunk_bytes_(most_chunk_bytes) {}
 

@@ -13,6 +13,7 @@ namespace bagua {
 struct Settings {
     static constexpr int kAutomatic = 0;
     int streams = 4;  // kAutomatic: the connecting side chooses by the path's round trip
+    int most_streams = 64;  // that are chosen; a group has its own number
     uint32_t chunk = 1 << 20;  // bytes that one stream is given at a time, at most
     int64_t timeout = 10 * kSecond;  // that an outage may last
     bool timeout_given = false;  // by the user; a group has another default

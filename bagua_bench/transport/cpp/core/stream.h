@@ -2,7 +2,9 @@
 
 #pragma once
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "socket.h"
 #include "wire.h"
@@ -72,5 +74,15 @@ struct Stream {
     unsigned char stage[kStage];
     size_t staged() const { return stage_end - stage_begin; }
 };
+
+using Streams = std::vector<std::unique_ptr<Stream>>;
+
+// The shortest of their round trips before anything was sent (seconds); 0 if none is known.
+inline double first_round_trip(const Streams& streams) {
+    double least = 0;
+    for (const auto& s : streams)
+        if (const double one = s->pace.first_rtt; one > 0 && (least <= 0 || one < least)) least = one;
+    return least;
+}
 
 }  // namespace bagua

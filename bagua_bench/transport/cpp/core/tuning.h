@@ -13,8 +13,8 @@ namespace bagua {
 struct Tuning {
     // How many streams a connection has where the round trip decides: handshake.h. By the formula of Mathis and others
     // (1997), a stream that loses one packet in a thousand carries 1448 bytes * 1.22 / sqrt(0.001) per round trip: one
-    // for each 2.5 ms of it together carry 180 Mbit/s, whatever the distance.
-    static constexpr double kStreamPerSeconds = 2.5e-3;
+    // for each 2 ms of it together carry 224 Mbit/s, whatever the distance.
+    static constexpr double kStreamPerSeconds = 2e-3;
     static constexpr int kFewestStreams = 4;
     // It begins with so many, and is connected for more: one for each millisecond, which together carry 141 Mbit/s where
     // one packet in a hundred is lost.
@@ -35,8 +35,8 @@ struct Tuning {
     static constexpr uint64_t kMostQueueBytes = 1 << 20;  // may wait beyond what fills the path: caches are small
     // The same for what drains in so long at the stream's rate, and in so many round trips: the stream may be at a tenth
     // of it from now on, and then holds up every message of which it has a part. (Over a long path, whose rate also falls
-    // with every loss, too little would wait for the time after it.)
-    static constexpr double kMostQueueSeconds = 4e-3, kMostQueueRoundTrips = 4;
+    // with every loss, too little would wait for the time after it; more would become a queue in the network.)
+    static constexpr double kMostQueueSeconds = 4e-3, kMostQueueRoundTrips = 1;
     static constexpr uint64_t kFirstQueueBytes = 128 << 10;  // may always wait in the stream that delivers first
     static constexpr double kCommittedShare = 0.6;  // of the ideal time, for one stream: its rate is an estimate
     static constexpr double kQuickerRatio = 1.5;  // a stream this many times as fast takes over the small messages
@@ -51,12 +51,13 @@ struct Tuning {
 
     // How the rate of a stream is estimated: schedule.cpp.
     static constexpr int64_t kLookIntervalNs = 10 * kMicrosecond;  // between questions to the kernel about one stream
-    static constexpr int64_t kSampleIntervalNs = 10 * kMillisecond;
+    static constexpr int64_t kSampleIntervalNs = 10 * kMillisecond;  // or a round trip, if it is longer
     static constexpr uint64_t kTellingSampleBytes = 1 << 20;  // enough to tell a rate even if the stream ran dry
     static constexpr uint64_t kUnacknowledgedRestBytes = 4096;  // may have arrived: acknowledgements are saved up
     static constexpr int64_t kStaleRateNs = kSecond;  // without a sample, after which a slow stream gets another trial
     static constexpr double kTrialShare = 0.125;  // of the mean rate, credited to a stream for such a trial
     static constexpr double kRiseWeight = 0.5, kFallWeight = 0.25;  // of one sample in the estimate
+    static constexpr double kFarRiseWeight = 0.25;  // over a long path, where a sample is a round trip: no peak counts more
     static constexpr double kUnknownBytesPerSecond = 1e9;  // until the first sample of any stream
     static constexpr int64_t kMinStallNs = 20 * kMicrosecond, kMaxStallNs = 2 * kMillisecond;  // between looks for room
 
