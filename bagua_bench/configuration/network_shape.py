@@ -19,9 +19,9 @@ LINUX_WINDOW = 4 * 2**20
 """Bytes that one TCP connection may have under way with Linux's default buffers."""
 AUTO = "auto"
 """The value of `transport.streams` with which Bagua-Net chooses their number."""
-FEWEST_STREAMS, MOST_STREAMS, STREAM_PER_SECONDS = 4, 128, 1e-3
-"""How it chooses what it connects: one for so many seconds of the round trip, within limits, as in cpp/core/tuning.h
-and wire.h. It uses as many of them as carry more than fewer would."""
+FEWEST_STREAMS, MOST_STREAMS, MOST_IN_NCCL, STREAM_PER_SECONDS = 4, 128, 64, 1e-3
+"""How it chooses what it connects: one for so many seconds of the round trip, within limits, as in cpp/core/tuning.h,
+wire.h and settings.h. It uses as many of them as carry more than fewer would."""
 SLOWEST = 1 / 16
 """The least `compute.haste`."""
 LEAST_TIMEOUT = 0.2
@@ -144,7 +144,8 @@ def streams(transport: TransportPart, trip: float) -> int:
     if transport.backend != "bagua_net" and transport.plugin is None:
         return 1
     if transport.streams == AUTO:
-        return min(MOST_STREAMS, max(FEWEST_STREAMS, math.ceil(trip / STREAM_PER_SECONDS)))
+        most = MOST_STREAMS if transport.plugin is None else MOST_IN_NCCL
+        return min(most, max(FEWEST_STREAMS, math.ceil(trip / STREAM_PER_SECONDS)))
     return int(transport.streams or 1)
 
 

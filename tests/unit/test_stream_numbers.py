@@ -45,6 +45,7 @@ def test_no_other_transport_has_streams() -> None:
     for name, number in (("gloo", 1), ("nccl", 1), ("nccl_bagua_net", 8)):
         cell = resolved("mode=simulate", f"transport={name}", "transport.streams=8")
         assert streams(cell.transport, 0.1) == number
+    assert streams(resolved("mode=simulate", "transport=nccl_bagua_net", "transport.streams=auto").transport, 0.1) == 64
 
 
 def test_the_transport_chooses_by_the_same_numbers() -> None:
@@ -53,6 +54,7 @@ def test_the_transport_chooses_by_the_same_numbers() -> None:
     assert f"kFewestStreams = {network_shape.FEWEST_STREAMS};" in tuning
     assert f"kMostStreamPerSeconds = {network_shape.STREAM_PER_SECONDS * 1e3:.0f}e-3;" in tuning
     assert f"kMaxStreams = {network_shape.MOST_STREAMS};" in wire
+    assert f"most_streams = {network_shape.MOST_IN_NCCL};" in (core / "settings.h").read_text()
     assert f"kMinChunkBytes = {PART >> 10} << 10" in tuning
     algorithms = (core.parent / "collectives" / "algorithms.cpp").read_text()
     assert f"kTree = {TREE_BYTES['broadcast'] >> 10} << 10;" in algorithms

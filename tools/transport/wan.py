@@ -210,7 +210,7 @@ def in_use(pair: Pair) -> int:
 
 def _streams(way: str, round_trip: float) -> float:
     number, _, _ = way.partition(", ")
-    return {"auto": max(4.0, round_trip / 2e-3), PLAIN: 1.0}.get(number) or float(number)
+    return {"auto": min(128.0, max(4.0, round_trip / 2e-3)), PLAIN: 1.0}.get(number) or float(number)
 
 
 def _expected(way: str, line: float, round_trip: float, loss: float) -> float:

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 
 #include "../core/settings.h"
 #include "../core/tuning.h"
@@ -17,7 +18,7 @@ namespace {
 
 using namespace bagua;
 
-constexpr int kManyRanks = 8;
+constexpr int kFewRanks = 8;
 
 struct Group {
     Settings settings;
@@ -48,20 +49,23 @@ int finish(Group& g, const Status& status) {
     return int(status.code);
 }
 
+// How many streams a connection may have, so that all connections together take three quarters of the descriptors that
+// this process has left. A group that opens connections when they are needed opens only some of them.
+int most_streams(const Settings& settings, int size) {
+    rlimit limit{};
+    std::error_code none;
+    const std::filesystem::directory_iterator open("/proc/self/fd", none);
+    if (none || getrlimit(RLIMIT_NOFILE, &limit) != 0) return settings.most_streams;
+    const double left = std::max(0.0, double(limit.rlim_cur) - double(std::distance(begin(open), end(open))));
+    const int others = std::max(1, (size <= settings.eager ? size : std::min(size, kFewRanks)) - 1);
+    const double fair = 0.75 * left / (2 * others) - kOthers;
+    return int(std::clamp(fair, double(Tuning::kFewestStreams), double(kMaxStreams)));
+}
+
 // Whether an argument makes no sense in this group.
 bool wrong(const Group& g, int root, int type, int op) {
     return root < 0 || root >= g.collectives.size || type < 0 || type > int(Type::boolean) || op < 0 ||
            op > int(Op::bxor) || !allowed(Type(type), Op(op));
-}
-
-// How many streams a connection may have for all connections together to take three quarters of this process's
-// descriptors. A group of many ranks opens connections to some of them only.
-int most_streams(const Group& g) {
-    rlimit limit{};
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return Settings{}.most_streams;
-    const int connections = 2 * std::max(1, std::min(g.collectives.size, kManyRanks) - 1);
-    const double fair = 0.75 * double(limit.rlim_cur) / connections - kOthers;
-    return int(std::clamp(fair, double(Tuning::kFewestStreams), double(kMaxStreams)));
 }
 
 // The collectives' mesh, ready for one operation.
@@ -78,6 +82,7 @@ EXPORT void* bagua_net_open(int rank, int size, void* handle, char* error, size_
     auto g = std::make_unique<Group>(rank, size);
     Status status = read_settings(&g->settings, &g->interfaces);
     if (status && g->interfaces.empty()) g->interfaces = find_interfaces("=lo", AF_UNSPEC);  // no network here
+    g->settings.most_streams = most_streams(g->settings, size);
     if (status) status = Listener::open(g->settings, g->interfaces, &g->listener);
     if (!status) {
         copy_text(status.text, error, room);
@@ -94,7 +99,6 @@ EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) 
     for (size_t i = 0; i < all.size(); ++i)
         std::memcpy(&all[i], static_cast<const char*>(handles) + 128 * i, sizeof(Handle));
     g.settings.connect_timeout = timeout_ns;
-    g.settings.most_streams = most_streams(g);
     if (!g.settings.timeout_given) g.settings.timeout = timeout_ns;
     g.listener->set_timeouts(g.settings.connect_timeout, g.settings.timeout);
     const Switchboard::Lanes lanes{&g.collectives, &g.point_to_point};

@@ -10,8 +10,8 @@ namespace {
 
 // With more ranks than cores every slice costs a turn of the scheduler.
 constexpr size_t kLeast = 128 << 10, kMost = 256 << 10, kParts = 4;
-// More receives at a time would not stay in the cache, and fewer would not fill a long path: one for so many seconds of
-// its round trip carries 8 Gbit/s, while there may be more of them.
+// Receives at a time. Near: two, which stay in the cache. Far: one for so many seconds of the round trip, which fill a
+// line of 8 Gbit/s, up to a limit.
 constexpr size_t kNear = 2, kFar = 128;
 constexpr double kSlicePerSeconds = 0.25e-3;
 

@@ -22,6 +22,7 @@ Connector::Connector(const Settings& settings, const std::vector<Interface>& int
         if (Address::from_wire(wire, &address)) addresses_.push_back(address);
     }
     key_ = make_key(settings.secret, handle.token);
+    most_streams_ = int(std::min(uint64_t(settings.most_streams), handle.most_streams));
     if (handle.magic != kMagic || addresses_.empty())
         last_ = {Code::argument, "the handle is not one of bagua-net's"};
     else if (interfaces_.empty())
@@ -50,7 +51,7 @@ void Connector::decide() {
         legs_.resize(2);  // the first one may have waited until the neighbour was found, or a tunnel was up
         return;
     }
-    open_legs(std::min(streams_for(least, Tuning::kMostStreamPerSeconds), settings_.most_streams));
+    open_legs(std::min(streams_for(least, Tuning::kMostStreamPerSeconds), most_streams_));
     for (Leg* leg : {&legs_[0], &legs_[1]}) leg->hello.streams = uint16_t(legs_.size() - kOthers);
 }
 

@@ -107,6 +107,7 @@ class Connector {
     Digest key_{};
     uint8_t id_[kId];
     uint64_t name_;
+    int most_streams_;
     int64_t deadline_;
     bool refused_ = false;
     bool decided_ = true;

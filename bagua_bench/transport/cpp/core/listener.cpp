@@ -8,7 +8,7 @@ namespace bagua {
 
 namespace {
 
-constexpr size_t kMaxCallers = 256;  // whose handshake is under way; the oldest makes room
+constexpr size_t kMaxCallers = 4 * (kMaxStreams + kOthers);  // whose handshake is under way; the oldest makes room
 constexpr size_t kMaxPartial = 256;  // connections that wait for more of their streams
 constexpr int kAcceptsPerCall = 64;  // bounded work
 constexpr int64_t kPatience = 5 * kSecond;  // with one caller
@@ -31,6 +31,7 @@ Status Listener::open(const Settings& settings, const std::vector<Interface>& in
     listener->settings_ = settings;
     Handle& handle = listener->handle_;
     handle.magic = kMagic;
+    handle.most_streams = uint64_t(settings.most_streams);
     if (!random_bytes(handle.token, kToken)) return {Code::system, "no random bytes: " + error_text(errno)};
     listener->key_ = make_key(settings.secret, handle.token);
     for (size_t i = 0; i < interfaces.size() && i < kMaxInterfaces; ++i) {

@@ -48,7 +48,7 @@ struct Stall {
 double rate_of(const Stream& stream, const Load& load) {
     const Pace& p = stream.pace;
     if (p.rate <= 0) return load.mean;
-    const bool stale = load.now - p.sample_began > Tuning::kStaleRateNs;
+    const bool stale = load.now - p.sample_began > Tuning::kStaleRateNs + int64_t(2e9 * p.rtt);
     return stale ? std::max(p.rate, Tuning::kTrialShare * load.mean) : p.rate;
 }
 
@@ -191,7 +191,7 @@ void Schedule::sample(Stream& s, int64_t now) {
     p.fast = delivery >= fast && p.delivery >= fast && p.rate >= fast / 2;
     p.delivery = delivery;
     const double limited = double(info.tcpi_rwnd_limited - p.limited_then) * 1e-6;
-    if (p.sample_began > 0 && acknowledged > p.acknowledged_then && elapsed < 1) {
+    if (p.sample_began > 0 && acknowledged > p.acknowledged_then && elapsed < 1 + 2 * p.rtt) {
         const double busy = std::max(elapsed - limited, elapsed / 4);
         const double rate = double(acknowledged - p.acknowledged_then) / busy;
         const bool enough = !p.ran_dry || acknowledged - p.acknowledged_then >= Tuning::kTellingSampleBytes;

@@ -54,7 +54,7 @@ struct Tuning {
     static constexpr int64_t kSampleIntervalNs = 10 * kMillisecond;  // or a round trip, if it is longer
     static constexpr uint64_t kTellingSampleBytes = 1 << 20;  // enough to tell a rate even if the stream ran dry
     static constexpr uint64_t kUnacknowledgedRestBytes = 4096;  // may have arrived: acknowledgements are saved up
-    static constexpr int64_t kStaleRateNs = kSecond;  // without a sample, after which a slow stream gets another trial
+    static constexpr int64_t kStaleRateNs = kSecond;  // and two round trips without a sample, after which a slow stream gets another trial
     static constexpr double kTrialShare = 0.125;  // of the mean rate, credited to a stream for such a trial
     static constexpr double kRiseWeight = 0.5, kFallWeight = 0.25;  // of one sample in the estimate
     static constexpr double kFarRiseWeight = 0.25;  // over a long path, where a sample is a round trip: no peak counts more

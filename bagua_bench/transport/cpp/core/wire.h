@@ -67,6 +67,7 @@ struct Handle {
     uint8_t token[kToken];
     WireAddress addresses[kMaxInterfaces];
     uint64_t attempt;  // used by the connecting side's copy only
+    uint64_t most_streams;  // of a connection, that may be chosen
 };
 static_assert(sizeof(Handle) <= 128, "NCCL's limit");
 
