@@ -8,9 +8,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-_VIRTIO = struct.Struct(
-    "=BB4H"
-)  # flags, kind, bytes of all headers, bytes of a segment's payload, where the checksum is
+_VIRTIO = struct.Struct("=BB4H")  # flags, kind, bytes of headers and of a segment's payload, where the checksum is
 _TCP4, _CONGESTION = 1, 0x80  # kinds: segments of TCP over IPv4; a flag beside it
 _PROTOCOL = 6  # TCP's number
 _FIN, _PSH, _CWR = 0x01, 0x08, 0x80

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from bagua_bench import libraries
@@ -164,8 +164,7 @@ class Group:
 
     def report(self, peer: int, lane: int = 0) -> list[dict[str, float]]:
         """Counters of the streams to a rank; lane 0 is the collectives', 1 the messages'."""
-        out = (StreamReport * 128)()
-        return _values(out, self._lib.bagua_net_report(self._group, peer, lane, out, len(out)))
+        return _reports(partial(self._lib.bagua_net_report, self._group, peer, lane))
 
     def _check(self, call: str, code: int) -> None:
         if code:
@@ -182,15 +181,23 @@ def announce(line: str) -> None:
 
 def report_plugin() -> dict[str, list[dict[str, float]]]:
     """Counters of the streams of every comm that NCCL has open in this process, by number and the peer's address."""
-    out, peer = (StreamReport * 128)(), ctypes.create_string_buffer(100)
     found: dict[str, list[dict[str, float]]] = {}
-    while (count := _library().bagua_net_open_comm_report(len(found), out, len(out), peer, len(peer))) >= 0:
-        found[f"{len(found)} {peer.value.decode()}"] = _values(out, count)
+    peer = ctypes.create_string_buffer(100)
+
+    def ask(number: int, out: Any, most: int) -> int:
+        return int(_library().bagua_net_open_comm_report(number, out, most, peer, len(peer)))
+
+    while ask(len(found), None, 0) >= 0:
+        values = _reports(partial(ask, len(found)))
+        found[f"{len(found)} {peer.value.decode()}"] = values
     return found
 
 
-def _values(reports: Any, count: int) -> list[dict[str, float]]:
-    return [{name: getattr(reports[k], name) for name, *_ in StreamReport._fields_} for k in range(count)]
+def _reports(ask: Callable[..., int]) -> list[dict[str, float]]:
+    """Counters of all streams. `ask` fills so many places of an array, and says how many streams there are."""
+    out = (StreamReport * max(ask(None, 0), 0))()
+    filled = out[: max(ask(out, len(out)), 0)]
+    return [{name: getattr(one, name) for name, *_ in StreamReport._fields_} for one in filled]
 
 
 def _ns(seconds: float) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _P = ctypes.c_void_p
+_MOST_STREAMS = 128  # cpp/core/wire.h
 _PF_EXITING = 0x4  # linux/sched.h
 
 
@@ -245,7 +246,7 @@ class Worker:
 
     def report(self, name: str) -> dict[str, Any]:
         """Counters of bagua_net's streams of a comm; of a group that of messages between two ranks."""
-        out, library, comm = (StreamReport * 128)(), ctypes.CDLL(self.path), _P(self.held[name])
+        out, library, comm = (StreamReport * _MOST_STREAMS)(), ctypes.CDLL(self.path), _P(self.held[name])
         if self.peer is None:
             count = library.bagua_net_comm_report(comm, out, len(out))
         else:
@@ -256,7 +257,7 @@ class Worker:
         """Counters of the streams of every open comm of bagua_net."""
         call = ctypes.CDLL(self.path).bagua_net_open_comm_report
         comms: list[list[dict[str, Any]]] = []
-        out, peer = (StreamReport * 128)(), ctypes.create_string_buffer(100)
+        out, peer = (StreamReport * _MOST_STREAMS)(), ctypes.create_string_buffer(100)
         while (count := call(len(comms), out, len(out), peer, len(peer))) >= 0:
             comms.append([_values(out[k]) for k in range(count)])
         return {"comms": comms}

@@ -18,8 +18,6 @@ namespace {
 
 using namespace bagua;
 
-constexpr int kFewRanks = 8;
-
 struct Group {
     Settings settings;
     std::vector<Interface> interfaces;
@@ -50,14 +48,14 @@ int finish(Group& g, const Status& status) {
 }
 
 // How many streams a connection may have, so that all connections together take three quarters of the descriptors that
-// this process has left. A group that opens connections when they are needed opens only some of them.
+// this process has left. A larger group opens connections when they are needed, and only some of them.
 int most_streams(const Settings& settings, int size) {
     rlimit limit{};
     std::error_code none;
     const std::filesystem::directory_iterator open("/proc/self/fd", none);
     if (none || getrlimit(RLIMIT_NOFILE, &limit) != 0) return settings.most_streams;
     const double left = std::max(0.0, double(limit.rlim_cur) - double(std::distance(begin(open), end(open))));
-    const int others = std::max(1, (size <= settings.eager ? size : std::min(size, kFewRanks)) - 1);
+    const int others = std::max(1, std::min(size, std::max(settings.eager, Settings{}.eager)) - 1);
     const double fair = 0.75 * left / (2 * others) - kOthers;
     return int(std::clamp(fair, double(Tuning::kFewestStreams), double(kMaxStreams)));
 }

@@ -54,10 +54,11 @@ struct Tuning {
     static constexpr int64_t kSampleIntervalNs = 10 * kMillisecond;  // or a round trip, if it is longer
     static constexpr uint64_t kTellingSampleBytes = 1 << 20;  // enough to tell a rate even if the stream ran dry
     static constexpr uint64_t kUnacknowledgedRestBytes = 4096;  // may have arrived: acknowledgements are saved up
-    static constexpr int64_t kStaleRateNs = kSecond;  // and two round trips without a sample, after which a slow stream gets another trial
+    // And two round trips without a sample, after which a slow stream gets another trial.
+    static constexpr int64_t kStaleRateNs = kSecond;
     static constexpr double kTrialShare = 0.125;  // of the mean rate, credited to a stream for such a trial
     static constexpr double kRiseWeight = 0.5, kFallWeight = 0.25;  // of one sample in the estimate
-    static constexpr double kFarRiseWeight = 0.25;  // over a long path, where a sample is a round trip: no peak counts more
+    static constexpr double kFarRiseWeight = 0.25;  // where a sample is a round trip: peaks count no more than lows
     static constexpr double kUnknownBytesPerSecond = 1e9;  // until the first sample of any stream
     static constexpr int64_t kMinStallNs = 20 * kMicrosecond, kMaxStallNs = 2 * kMillisecond;  // between looks for room
 
