@@ -60,6 +60,12 @@ double draining_ns(const Stream& s, double bytes, double rate) {
 // Whether a round trip is longer than a sample would be.
 bool far(const Pace& p) { return p.rtt * 1e9 > double(Tuning::kSampleIntervalNs); }
 
+// Of a sample above the estimate. As long as none fell, TCP doubles its window every round trip.
+double rise_weight(const Pace& p) {
+    if (!far(p)) return Tuning::kRiseWeight;
+    return p.fell ? Tuning::kFarRiseWeight : 1;
+}
+
 bool free_to_write(const Stream& s) { return !s.out.request && s.writable; }
 
 Offer offer_of(Stream& s, const Load& load, uint64_t message) {
@@ -198,9 +204,9 @@ void Schedule::sample(Stream& s, int64_t now) {
         if (p.rate <= 0)
             p.rate = enough ? rate : 0;
         else if (rate > p.rate)
-            p.rate += (far(p) ? Tuning::kFarRiseWeight : Tuning::kRiseWeight) * (rate - p.rate);
+            p.rate += rise_weight(p) * (rate - p.rate);
         else if (!p.ran_dry)
-            p.rate += Tuning::kFallWeight * (rate - p.rate);
+            p.rate += Tuning::kFallWeight * (rate - p.rate), p.fell = true;
     }
     p.acknowledged_then = acknowledged;
     p.limited_then = info.tcpi_rwnd_limited;
