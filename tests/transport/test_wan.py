@@ -51,7 +51,7 @@ def test_a_short_path_has_the_fewest_streams(start: Start) -> None:
 
 
 @needs("link")
-@pytest.mark.parametrize(("delay", "streams"), [(0.01, range(20, 24)), (0.02, range(40, 48)), (0.1, range(64, 65))])
+@pytest.mark.parametrize(("delay", "streams"), [(0.005, range(20, 24)), (0.01, range(40, 48)), (0.1, range(64, 65))])
 def test_a_long_path_has_a_stream_for_each_part_of_its_round_trip(
     built: tuple[Path, Path], delay: float, streams: range
 ) -> None:

@@ -15,7 +15,15 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from bagua_bench.configuration.network_shape import HEADERS, LINUX_WINDOW, MOST_STREAMS, MTU, Link, Shape
+from bagua_bench.configuration.network_shape import (
+    HEADERS,
+    LINUX_WINDOW,
+    MOST_STREAMS,
+    MTU,
+    STREAM_PER_SECONDS,
+    Link,
+    Shape,
+)
 from bagua_bench.network import machine, star
 from bagua_bench.network.topology import Host
 from bagua_bench.transport import watch
@@ -26,9 +34,7 @@ from tools.transport.pair import HarnessError, Pair
 WAYS = ("4", "auto", PLAIN, *(("auto, bbr", f"{PLAIN}, bbr") if "bbr" in machine.congestion_controls() else ()))
 ROUND_TRIPS = (0.03, 0.08, 0.2)  # seconds
 CONTROL = "cubic"  # of the ways that name none
-CONNECTIONS = (
-    MOST_STREAMS + 6
-)  # for which queues have room: the most streams that there may be, and the others of a connection
+CONNECTIONS = MOST_STREAMS + 6  # for which queues have room: the most streams, and the others of a connection
 _SECONDS, _ROUND_TRIPS = 3.0, 20.0  # that a transfer should take, and round trips beyond: it begins slowly
 _WORTH_NAMING = 1e-3  # of a line
 _BEFORE, _SECONDS_BESIDE = 20.0, 8.0  # before a connection beside others, and for it, with its fair share
@@ -212,7 +218,9 @@ def in_use(pair: Pair) -> int:
 
 def _streams(way: str, round_trip: float) -> float:
     number, _, _ = way.partition(", ")
-    return {"auto": min(float(MOST_STREAMS), max(4.0, round_trip / 2e-3)), PLAIN: 1.0}.get(number) or float(number)
+    return {"auto": min(float(MOST_STREAMS), max(4.0, round_trip / STREAM_PER_SECONDS)), PLAIN: 1.0}.get(
+        number
+    ) or float(number)
 
 
 def _expected(way: str, line: float, round_trip: float, loss: float) -> float:
