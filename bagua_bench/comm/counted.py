@@ -47,7 +47,7 @@ class CountedComm(ABC):
 
     def all_reduce(self, x: Tensor, op: Op = Op.SUM) -> None:
         if self.size > 1:
-            self._sent += traffic.all_reduce(x.nbytes, self.size)
+            self._sent += traffic.all_reduce(self._reduced_bytes(x, op), self.size)
             self._all_reduce(x, op)
 
     def reduce(self, x: Tensor, dst: int = 0, op: Op = Op.SUM) -> None:
@@ -163,6 +163,10 @@ class CountedComm(ABC):
         """The lengths of everyone's x."""
         own = torch.tensor([len(x)], device=x.device)
         return [int(length) for length in self.all_gather(own).flatten().tolist()]
+
+    def _reduced_bytes(self, x: Tensor, op: Op) -> int:
+        """What x travels as in an all-reduce."""
+        return x.nbytes
 
     @abstractmethod
     def barrier(self) -> None: ...

@@ -168,6 +168,10 @@ class TorchComm(CountedComm):
         with errors("all_reduce"):
             dist.all_reduce(x, _OPS[op], self.group)
 
+    def _reduced_bytes(self, x: Tensor, op: Op) -> int:
+        travels = getattr(self.group, "reduced_bytes", None)
+        return x.nbytes if travels is None else int(travels(x, _OPS[op]))
+
     def _reduce(self, x: Tensor, dst: int, op: Op) -> None:
         with errors("reduce"):
             dist.reduce(x, op=_OPS[op], group=self.group, group_dst=dst)

@@ -89,6 +89,13 @@ class TransportPart:
     streams: int | str | None
     chunk: int | None = None
     """Bytes that one stream is given at a time, at most; None: the transport's own."""
+    wire: str | None = None
+    """What large sums of floats travel as, `int8`, which is lossy; None: as they are."""
+
+    @property
+    def label(self) -> str:
+        """Short text for people."""
+        return f"{self.name} {self.wire}" if self.wire else self.name
 
 
 @dataclass(frozen=True)
@@ -274,7 +281,7 @@ class Cell:
     @property
     def label(self) -> str:
         """Short text for people."""
-        return f"{self.task.name} {self.algo.name} over {self.transport.name}, {self.cluster.ranks} ranks"
+        return f"{self.task.name} {self.algo.name} over {self.transport.label}, {self.cluster.ranks} ranks"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as a record keeps them."""

@@ -119,13 +119,14 @@ class TransportKeys:
 
     `plugin` is NCCL's network plugin (bagua_net, or null for NCCL's own sockets), `streams` the TCP connections that
     bagua_net uses between two ranks (auto: by the round trip), `chunk` the most bytes that it gives one of them at
-    a time (null: 1 MiB).
+    a time (null: 1 MiB), `wire` what large sums of floats travel as (int8, which is lossy; null: as they are).
     """
 
     backend: str = "gloo"
     plugin: Optional[str] = None  # noqa: UP045  OmegaConf reads it
     streams: Optional[str] = None  # noqa: UP045
     chunk: Optional[str] = None  # noqa: UP045
+    wire: Optional[str] = None  # noqa: UP045
 
 
 def _open_mapping() -> Any:

@@ -17,7 +17,7 @@ from bagua_bench.configuration import (
     physics,
 )
 from bagua_bench.configuration.cell import Cell
-from bagua_bench.configuration.network_shape import AUTO, MOST_STREAMS, SLOWEST
+from bagua_bench.configuration.network_shape import AUTO, INT8, MOST_STREAMS, SLOWEST
 from bagua_bench.configuration.resolve import ConfigError, has_cuda
 from bagua_bench.sources.signature import arguments, attributes
 
@@ -165,6 +165,7 @@ def _transport(cell: Cell) -> Iterator[str]:
     least, most = _CHUNKS
     if transport.chunk is not None and not (used and least <= transport.chunk <= most):
         yield f"transport.chunk={transport.chunk}: allowed: {least} to {most} bytes with bagua_net, null without"
+    yield from _wire(cell)
     if transport.backend == "bagua_net" and device != "cpu":
         yield f"transport={name}: moves CPU tensors only, but run.device={device}; use nccl_bagua_net"
     if used and cell.mode != "simulate":
@@ -172,6 +173,22 @@ def _transport(cell: Cell) -> Iterator[str]:
             libraries.plugin()
         except RuntimeError as error:
             yield f"transport={name}: {error}"
+
+
+def _wire(cell: Cell) -> Iterator[str]:
+    """Neither a peer nor the simulator knows what is really sent. Averages of weights would lose what is small."""
+    wire, declared = cell.transport.wire, facts.algorithm(cell.algo)
+    if wire is None:
+        return
+    if wire != INT8 or cell.transport.backend != "bagua_net":
+        yield f"transport.wire={wire}: allowed: {INT8} with transport=bagua_net, otherwise null"
+    if cell.mode == "simulate" or cell.shrink != 1:
+        yield f"transport.wire={wire}: allowed: mode=measure or emulate, with compute.shrink=1"
+    if declared.peer or attributes(cell.algo.target).get("consensus") or cell.run.elastic is not None:
+        yield (
+            f"transport.wire={wire}: allowed: algorithms of the engine that add up gradients, not weights, and no "
+            "run.elastic"
+        )
 
 
 def _peers(cell: Cell) -> Iterator[str]:

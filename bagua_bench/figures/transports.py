@@ -22,7 +22,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     ValueError if the records differ in more than these two.
     """
     comparable(records, AXES)
-    cells = rates.grouped(records, rates.algorithm, lambda cell: cell.transport.backend)
+    cells = rates.grouped(records, rates.algorithm, lambda cell: cell.transport.label)
     noise = stats.noise([rates.of(group) for group in cells.values()])
     rows = []
     for (algo, transport), group in cells.items():

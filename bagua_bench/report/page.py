@@ -181,7 +181,7 @@ def _row(record: Record, cell: Cell, names: dict[str, str]) -> list[Any]:
         cell.task.name,
         cell.algo.name,
         names[cell.id] if len(names) > 1 else None,
-        cell.transport.name,
+        cell.transport.label,
         record["ranks"],
         record["source"],
         *numbers,

@@ -40,6 +40,7 @@ HISTORY = {
     "for",
     13: "`config.transport.streams` may be `auto`: Bagua-Net chooses their number by the round trip; "
     "`network.measured.busy`: the share of the cores' time that was used in the timed steps, missing in older versions",
+    14: "`config.transport.wire`: what large sums of floats travel as, missing where that is as they are",
 }
 """Versions and what each changed; results/README.md says the same."""
 SCHEMA = max(HISTORY)
@@ -156,6 +157,10 @@ def _from_12(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
+def _from_13(record: dict[str, Any]) -> dict[str, Any]:
+    return record
+
+
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: _from_1,
     2: _from_2,
@@ -169,5 +174,6 @@ _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     10: _from_10,
     11: _from_11,
     12: _from_12,
+    13: _from_13,
 }
 """For each version, the migration to the next."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from bagua_bench import libraries
 from bagua_bench.configuration.cell import TransportPart
-from bagua_bench.transport import native
+from bagua_bench.transport import joining, native
 
 NCCL_NAME = "BaguaNet"
 CHOICES = {"streams_2p": range(5), "chunk_2p": range(14, 24)}
@@ -28,12 +28,19 @@ def for_nccl(streams: int | str, chunk: int | None = None) -> dict[str, str]:
         "NCCL_NET_PLUGIN": str(libraries.plugin()),
         "NCCL_NET": NCCL_NAME,
         "NCCL_NET_PLUGIN_REF_COUNT": "1",
-        **for_torch(streams, chunk),
+        **_both(streams, chunk),
     }
 
 
-def for_torch(streams: int | str, chunk: int | None = None) -> dict[str, str]:
-    """Variables for the torch.distributed backend; streams: or "auto"; chunk: bytes, None leaves it as it is."""
+def for_torch(streams: int | str, chunk: int | None = None, wire: str | None = None) -> dict[str, str]:
+    """Variables for the torch.distributed backend.
+
+    streams: or "auto"; chunk: bytes, None leaves it as it is; wire: as in the configuration.
+    """
+    return {joining.WIRE: wire or joining.EXACT, **_both(streams, chunk)}
+
+
+def _both(streams: int | str, chunk: int | None) -> dict[str, str]:
     return {"BAGUA_NET_STREAMS": str(streams)} | ({} if chunk is None else {"BAGUA_NET_CHUNK": str(chunk)})
 
 
@@ -58,5 +65,5 @@ def apply(transport: TransportPart) -> None:
     if transport.backend == "nccl":
         os.environ.update({key: value for key, value in SOON.items() if key not in os.environ})
     if transport.streams is not None:
-        choose = for_nccl if transport.plugin else for_torch
-        os.environ.update(choose(transport.streams, transport.chunk))
+        own = transport.streams, transport.chunk
+        os.environ.update(for_nccl(*own) if transport.plugin else for_torch(*own, transport.wire))

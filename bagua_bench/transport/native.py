@@ -22,6 +22,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "open": (_P, [_I, _I, _P, _P, _Z]),
     "join": (_I, [_P, _P, _L]),
     "arrange": (_I, [_P, _P, _P, _I]),
+    "use_int8": (None, [_P]),
+    "int8_bytes": (_Z, [_I, _Z, _I, _I]),
+    "lossy": (None, [_P, _P]),
     "close": (None, [_P]),
     "abort": (None, [_P]),
     "error": (None, [_P, _P, _Z]),
@@ -46,6 +49,14 @@ class Piece(NamedTuple):
     sending: bool
     address: int
     size: int
+
+
+class Lossy(NamedTuple):
+    """All-reduces that went as 8-bit integers: how many, bytes of the floats in them, bytes this rank sent for them."""
+
+    operations: int
+    bytes: int
+    sent: int
 
 
 class _Piece(ctypes.Structure):
@@ -77,6 +88,7 @@ class Group:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+        self._int8 = False
         self._lib = _library()
         handle, error = ctypes.create_string_buffer(HANDLE), ctypes.create_string_buffer(500)
         self._group = self._lib.bagua_net_open(rank, size, handle, error, len(error))
@@ -100,6 +112,23 @@ class Group:
                 raise ValueError(f"bagua_net: {name}={list(order)}: allowed: each of {self.size} ranks once")
         orders = ((_I * self.size)(*line), (_I * self.size)(*pairs))
         self._check("arrange", self._lib.bagua_net_arrange(self._group, *orders, ring))
+
+    def use_int8(self) -> None:
+        """From now on large sums and averages of floats go as 8-bit integers: lossy. On all ranks, or on none."""
+        self._int8 = True
+        self._lib.bagua_net_use_int8(self._group)
+
+    def int8_bytes(self, count: int, dtype: int, op: int) -> int | None:
+        """Bytes that so many elements travel as in an all-reduce; None where nothing is lossy. It may be closed."""
+        return int(self._lib.bagua_net_int8_bytes(self.size, count, dtype, op)) if self._int8 else None
+
+    def lossy(self) -> Lossy:
+        """What was lossy so far. RuntimeError if the group is closed."""
+        if not self._group:
+            raise RuntimeError("bagua_net: the group has been closed")
+        out = (ctypes.c_uint64 * len(Lossy._fields))()
+        self._lib.bagua_net_lossy(self._group, out)
+        return Lossy(*out)
 
     def close(self) -> None:
         """Close all connections; nothing may be pending."""

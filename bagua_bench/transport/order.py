@@ -7,7 +7,6 @@ line, or servers that are numbered badly, therefore hold up an all-reduce, altho
 from __future__ import annotations
 
 import math
-import os
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,6 @@ from itertools import combinations, pairwise, permutations
 
 from bagua_bench.transport.native import Group, Piece
 
-VARIABLE, GIVEN, MEASURED = "BAGUA_NET_ORDER", "given", "measured"
 _FIRST, _UNIT = 1 << 16, 1 << 18  # bytes: that open up a connection, untimed; and of a message
 _SECONDS, _LONG = 0.1, 0.5  # that a measurement takes; a message that takes so long is measurement enough
 _LEAST, _MOST = 2, 64  # messages of one measurement
@@ -49,14 +47,6 @@ class Order:
 
 def _text(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
-
-
-def wanted() -> bool:
-    """Whether the environment asks for it. ValueError, in one line, where it says something else."""
-    choice = os.environ.get(VARIABLE) or GIVEN
-    if choice not in (GIVEN, MEASURED):
-        raise ValueError(f"{VARIABLE}={choice}: allowed: {GIVEN}, {MEASURED}")
-    return choice == MEASURED
 
 
 def settle(group: Group, timeout: float) -> Order | None:

@@ -80,8 +80,12 @@ def as_real(x: Tensor) -> Tensor:
 
 
 def numbers_of(x: Tensor, opts: Any) -> tuple[int, int]:
+    """Of what `opts` asks for, as `numbers`."""
+    return numbers(x, "SUM" if opts is None else opts.reduceOp.op.name)
+
+
+def numbers(x: Tensor, name: str) -> tuple[int, int]:
     """The numbers of the type of `as_real`, and of the operation; ValueError if these cannot be reduced."""
-    name = "SUM" if opts is None else opts.reduceOp.op.name
     dtype = DTYPES.get(x.dtype.to_real() if x.is_complex() else x.dtype)
     op = _OPS.index(name) if name in _OPS else None
     pairs = not x.is_complex() or name in _OF_PAIRS

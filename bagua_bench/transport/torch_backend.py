@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bagua_bench.transport import order
+from bagua_bench.transport.joining import joined
 from bagua_bench.transport.lane import Lane
-from bagua_bench.transport.native import ANY, NAME, Group, Piece, announce
-from bagua_bench.transport.tensors import DTYPES, Dense, Room, as_real, for_each, numbers_of
+from bagua_bench.transport.native import ANY, NAME, Lossy, Piece
+from bagua_bench.transport.tensors import DTYPES, Dense, Room, as_real, for_each, numbers, numbers_of
 from bagua_bench.transport.tunable import Tunable
 from bagua_bench.transport.work import Job, Message, Together
 
@@ -38,18 +38,7 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         self._own_name = ""
         self._room = Room()  # for what is reduced and scattered
         self._batch: list[Job | Message] | None = None  # what was started since a batch began
-        measured, how = order.wanted(), ""
-        self._native = Group(rank, size)
-        try:
-            store.set(f"{NAME}/{rank}", self._native.handle)
-            self._native.join([bytes(store.get(f"{NAME}/{r}")) for r in range(size)], self._timeout)
-            if measured and (found := order.settle(self._native, self._timeout)):
-                how = f"; {found}"
-        except BaseException:
-            self._native.close()
-            raise
-        if rank == 0:
-            announce(f"{NAME} in use: {size} ranks, {self._native.describe()}{how}")
+        self._native = joined(store, rank, size, self._timeout)
         self._lane = Lane(self._native.close, self._native.abort, self._timeout)
         self._end = weakref.finalize(self, self._lane.end)
 
@@ -256,6 +245,14 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
     def report(self, peer: int, lane: int = 0) -> list[dict[str, float]]:
         """Counters of the streams to a rank, see cpp/core/report.h; lane 0 is the collectives', 1 the messages'."""
         return self._native.report(peer, lane)
+
+    def reduced_bytes(self, x: Tensor, op: Any) -> int:
+        """What a tensor travels as in an all-reduce with an operation."""
+        return self._native.int8_bytes(as_real(x).numel(), *numbers(x, op.name)) or x.nbytes
+
+    def lossy(self) -> Lossy:
+        """All-reduces so far that were lossy, as BAGUA_NET_WIRE=int8 asks."""
+        return self._native.lossy()
 
     def getBackendName(self) -> str:
         """The name under which it is registered."""

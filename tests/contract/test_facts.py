@@ -24,6 +24,7 @@ from bagua_bench.engine.loss_scale import LossScale
 from bagua_bench.engine.trainer import Trainer
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Submit
+from bagua_bench.sources.signature import attributes
 from bagua_bench.worker.build import make_trainer
 from tasks.quadratic import Quadratic
 from tests.catalogue import HOME, algorithms, declared, options, resolved, runnable, short
@@ -42,6 +43,13 @@ def cells(name: str, *more: str) -> Iterator[Cell]:
     for key, value in plain.algo.options.items():
         if type(value) is int:
             yield resolved(f"algo={name}", "task=quadratic", *short(name), *more, f"algo.{key}={value + 2}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whether_replicas_may_differ_stands_in_the_class_itself(name: str) -> None:
+    """It is read without importing torch (`validate`)."""
+    algo = resolved(f"algo={name}", "task=quadratic", *short(name)).algo
+    assert attributes(algo.target).get("consensus", 0.0) == build(algo.target, algo.options).consensus
 
 
 def traffic(comm: CountedComm, cell: Cell, steps: int) -> list[float]:

@@ -113,6 +113,23 @@ def test_a_trace_shows_what_the_streams_carry(tmp_path: Path) -> None:
     assert carried == pytest.approx(3 * record["result"]["bytes_per_step"][0]["flat"], rel=0.05), "and headers"
 
 
+def test_sums_of_8_bits_are_named_and_counted(tmp_path: Path) -> None:
+    given = ["task=vgg16", "task.scale=tiny", "algo=gradient_allreduce", "transport=bagua_net", "run.steps=3"]
+    for wire in ("null", "int8"):
+        done = bench(tmp_path, *given, f"transport.wire={wire}", env={"BAGUA_NET_INTERFACES": "lo"})
+        assert done.returncode == 0, done.stderr
+    exact, lossy = recorded(tmp_path)
+    assert "wire" not in exact["config"]["transport"]
+    assert lossy["config"]["transport"]["wire"] == "int8"
+    assert exact["cell"] != lossy["cell"]
+    ratio = lossy["result"]["bytes_per_step"][0]["flat"] / exact["result"]["bytes_per_step"][0]["flat"]
+    assert 0.25 < ratio < 0.3, "integers, their scales, and what is too small for them"
+    assert lossy["result"]["checks"]["replicas"] == "equal"
+    assert lossy["result"]["losses"] != exact["result"]["losses"]
+    assert lossy["result"]["losses"] == pytest.approx(exact["result"]["losses"], rel=0.1)
+    assert "large sums of floats as int8 (lossy)" in done.stdout + done.stderr
+
+
 def test_warm_up_leaves_no_trace(tmp_path: Path) -> None:
     """With given buckets: a measured size may make one bucket or two, which 8 bits round differently."""
     short = ["run.bucket_size=512KiB", "task=vgg16", "task.scale=tiny", "run.steps=4", "run.evaluate=false"]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_bench.comm.torch_groups import TorchComm
-from bagua_bench.transport import order
+from bagua_bench.transport import joining, order
 from bagua_bench.transport.native import Group
 from bagua_bench.transport.order import Order
 from tests.ranks import outcomes, run
@@ -74,7 +74,7 @@ def _settled(comm: TorchComm) -> Order | None:
 
 
 def _asked_for(comm: TorchComm) -> None:
-    os.environ[order.VARIABLE] = order.MEASURED
+    os.environ[joining.ORDER] = joining.MEASURED
     comm.group = dist.new_group(backend="bagua_net")
     test_torch._beside_gloo(comm, 300_000)
 
@@ -98,7 +98,7 @@ def test_a_variable_asks_for_it() -> None:
 
 
 def _wrong(comm: TorchComm) -> None:
-    os.environ[order.VARIABLE] = "best"
+    os.environ[joining.ORDER] = "best"
     dist.new_group(backend="bagua_net")
 
 

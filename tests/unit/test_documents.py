@@ -75,7 +75,7 @@ def test_files_that_the_pages_name_exist() -> None:
 
 
 def test_every_setting_of_the_transport_is_explained_and_no_other() -> None:
-    paths = [*CPP.rglob("*.cpp"), CPP.parent / "order.py"]
+    paths = [*CPP.rglob("*.cpp"), CPP.parent / "joining.py"]
     sources = "".join(path.read_text() for path in paths)
     assert set(re.findall(r'"(BAGUA_NET_\w+)"', sources)) == set(re.findall(r"BAGUA_NET_[A-Z_]+", PAGES["transport"]))
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bagua_bench.configuration import units
-from tools.transport import crowd, far, orders, outages, rough, shaped, torch_cases, tunnel, wan
+from tools.transport import crowd, far, orders, outages, packed, rough, shaped, torch_cases, tunnel, wan
 
 
 def add(commands: Any) -> None:
@@ -42,6 +42,8 @@ def add(commands: Any) -> None:
     one = _command(commands, "far", _far, "all-reduces over long paths, beside gloo; netem or the emulator", rounds=5)
     one.add_argument("--line", default="200mbit", help="its rate (default %(default)s)")
     one.add_argument("--losses", default="0%,0.1%", help="shares of packets lost (default %(default)s)")
+    help_text = "all-reduces with int8 on the wire beside exact ones: times and errors; needs root"
+    _command(commands, "int8", _int8, help_text, rounds=5)
     help_text = "a long path with jitter, a late connection, or a rate that changes; the emulator"
     one = _command(commands, "rough", _rough, help_text, rounds=5)
     one.add_argument("--line", default="200mbit", help="its rate (default %(default)s)")
@@ -170,6 +172,22 @@ def _far(options: argparse.Namespace) -> int:
         print(*row, flush=True)
     Console().print(table)
     write(options.json, _outcome(far=[asdict(one) for one in found]))
+    return 0
+
+
+def _int8(options: argparse.Namespace) -> int:
+    if reason := shaped.unavailable():
+        raise ValueError(reason)
+    found, table = [], Table("link", "ranks", "size", "exact", "int8", "times as fast", "error")
+    for one in packed.measure(options.rounds):
+        found.append(one)
+        link = "unlimited" if one.link is None else f"{one.link / 1e9:g} Gbit/s"
+        times = (f"{seconds * 1e3:.3g} ms" for seconds in (one.exact, one.int8))
+        table.add_row(
+            link, str(one.ranks), f"{one.size:,}", *times, f"{one.times_as_fast:.2f}", f"{one.error * 100:.2f} %"
+        )
+    Console().print(table)
+    write(options.json, _outcome(int8=[asdict(one) for one in found]))
     return 0
 
 

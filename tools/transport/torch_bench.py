@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from bagua_bench.network.topology import Host
-from tools.transport import shaped
+from tools.transport import shaped, torch_rank
 
 _HOME = str(Path(__file__).resolve().parents[2])
 _PORT = 29400
@@ -84,19 +84,30 @@ def compare(
                 shaped.limit_connections(site, flow)
             elif link is not None:
                 shaped.limit_flows(site, {}, link)
-        return [ask(processes, operation, size, repeat, rounds) for operation, size, repeat in operations]
+        rows = [ask(processes, operation, size, repeat, rounds) for operation, size, repeat in operations]
+    return [{**row, "times_gloo": row["gloo"] / row["bagua_net"]} for row in rows]
 
 
 def ask(
-    processes: Sequence[Any], operation: str, size: int, repeat: int, rounds: int, warm: bool = True
+    processes: Sequence[Any],
+    operation: str,
+    size: int,
+    repeat: int,
+    rounds: int,
+    warm: bool = True,
+    ways: Sequence[str] = torch_rank.BACKENDS,
 ) -> dict[str, Any]:
     """One operation on ranks of RANK, as `compare`; `warm`: in each round, one more comes first and is not counted."""
     asked = {"operation": operation, "bytes": size, "repeat": repeat, "rounds": rounds}
-    for process in processes:
-        tell(process, {**asked, "warm": warm})
-    answers = [hear(process) for process in processes]
+    answers = ask_all(processes, {**asked, "warm": warm, "ways": list(ways)})
     times = [answer["seconds"] for answer in answers]
     slowest = {key: [max(t[key][k] for t in times) for k in range(rounds)] for key in times[0]}
     row = {**asked, "ranks": len(processes), "seconds": slowest, "streams": answers[0]["streams"]}
-    row |= {key: median(values) for key, values in slowest.items()}
-    return {**row, "times_gloo": row["gloo"] / row["bagua_net"]}
+    return row | {key: median(values) for key, values in slowest.items()}
+
+
+def ask_all(processes: Sequence[Any], command: Mapping[str, Any]) -> list[Any]:
+    """Every rank's answer to a command."""
+    for process in processes:
+        tell(process, command)
+    return [hear(process) for process in processes]

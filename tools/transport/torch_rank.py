@@ -1,4 +1,4 @@
-"""One rank of a comparison: bagua_net and gloo in turn. Commands on stdin, answers on stdout, JSON lines.
+"""One rank of a comparison: groups of ranks in turn. Commands on stdin, answers on stdout, JSON lines.
 
 `python -m tools.transport.torch_rank RANK SIZE STORE_HOST STORE_PORT`
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,8 +16,10 @@ import torch
 import torch.distributed as dist
 
 import bagua_bench.transport  # noqa: F401  makes the backend known
+from bagua_bench.transport import joining
 
 BACKENDS = ("bagua_net", "gloo")
+INT8 = "int8"  # over bagua_net
 _SETTLE = 0.005  # seconds; gloo's thread spins for one or two milliseconds after its last message
 
 
@@ -49,12 +52,28 @@ def operations(elements: int, rank: int, size: int) -> dict[str, Call]:
     }
 
 
+def _group(way: str) -> dist.ProcessGroup:
+    os.environ[joining.WIRE] = joining.INT8 if way == INT8 else joining.EXACT
+    group = dist.new_group(backend="bagua_net" if way == INT8 else way)
+    dist.all_reduce(torch.ones(1 << 18), group=group)  # gloo connects when it is first used
+    return group
+
+
+def _error(group: dist.ProcessGroup, elements: int, rank: int, size: int) -> float:
+    """Root of the mean square of a sum's errors, by that of the exact sum; of normally distributed elements."""
+    parts = [torch.randn(elements, generator=torch.Generator().manual_seed(k)) for k in range(size)]
+    exact = torch.stack([part.double() for part in parts]).sum(0)
+    dist.all_reduce(parts[rank], group=group)
+    return float((parts[rank] - exact).norm() / exact.norm())
+
+
 def main() -> None:
     """Connect, print that it is ready, then serve requests on stdin.
 
-    A request is {"operation": name, "bytes": n, "repeat": k, "rounds": r, "warm": true}.
+    A request is {"operation": name, "bytes": n, "repeat": k, "rounds": r, "warm": true, "ways": [...]}; a way is one of
+    BACKENDS, or INT8. With "error": elements it asks for the error of a sum over each way instead.
 
-    In a round each backend has its turn: a barrier and a pause for the other's threads, if `warm` an operation that is
+    In a round each way has its turn: a barrier and a pause for the other's threads, if `warm` an operation that is
     not counted, then `repeat` operations back to back, whose mean counts. There is no pause between them, because a
     limited link saves up for a burst while it is idle, so that a backend that is slow to begin would seem fast.
     """
@@ -62,24 +81,28 @@ def main() -> None:
     torch.set_num_threads(1)
     limit = timedelta(seconds=300)
     dist.init_process_group("gloo", f"tcp://{host}:{port}", rank=rank, world_size=size, timeout=limit)
-    groups = {backend: dist.new_group(backend=backend) for backend in BACKENDS}
-    for group in groups.values():
-        dist.all_reduce(torch.ones(1 << 18), group=group)  # gloo connects when it is first used
+    groups = {way: _group(way) for way in BACKENDS}
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
+        ways = asked["ways"]
+        groups |= {way: _group(way) for way in ways if way not in groups}
+        if "error" in asked:
+            errors = {way: _error(groups[way], asked["error"], rank, size) for way in ways}
+            print(json.dumps(errors), flush=True)
+            continue
         call = operations(asked["bytes"] // 4, rank, size)[asked["operation"]]
-        seconds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
         for number in range(asked["rounds"]):
-            for backend in BACKENDS if number % 2 == 0 else BACKENDS[::-1]:
+            for way in ways if number % 2 == 0 else ways[::-1]:
                 dist.barrier(groups["gloo"])  # a root may be ahead of the others
                 time.sleep(_SETTLE)
                 if asked["warm"]:
-                    call(groups[backend])
+                    call(groups[way])
                 began = time.perf_counter()
                 for _ in range(asked["repeat"]):
-                    call(groups[backend])
-                seconds[backend].append((time.perf_counter() - began) / asked["repeat"])
+                    call(groups[way])
+                seconds[way].append((time.perf_counter() - began) / asked["repeat"])
         streams = groups["bagua_net"].report((rank + 1) % size)
         print(json.dumps({"seconds": seconds, "streams": streams}), flush=True)
 

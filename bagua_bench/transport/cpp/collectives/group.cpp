@@ -11,6 +11,8 @@
 #include "../core/settings.h"
 #include "../core/tuning.h"
 #include "algorithms.h"
+#include "int8.h"
+#include "int8_all_reduce.h"
 #include "messages.h"
 #include "switchboard.h"
 
@@ -26,6 +28,8 @@ struct Group {
     std::unique_ptr<Switchboard> switchboard;  // until join() the listener has nobody
     std::unique_ptr<Messages> messages;
     std::atomic<bool> aborted{false};
+    bool int8 = false;  // large sums of floats are lossy
+    std::atomic<uint64_t> lost[3]{};  // such operations, bytes of their floats, and bytes sent for them
     std::mutex error_mutex;
     std::string error;
 
@@ -124,6 +128,17 @@ EXPORT int bagua_net_arrange(void* group, const int* line, const int* pairs, int
     return 0;
 }
 
+EXPORT void bagua_net_use_int8(void* group) { group_of(group).int8 = true; }
+
+EXPORT size_t bagua_net_int8_bytes(int ranks, size_t count, int type, int op) {
+    const Elements e{Type(type), Op(op)};
+    return suits_int8(ranks, count, e) ? packed_size(count) : count * size_of(e.type);
+}
+
+EXPORT void bagua_net_lossy(void* group, uint64_t* out) {
+    for (const auto& number : group_of(group).lost) *out++ = number;
+}
+
 EXPORT void bagua_net_describe(void* group, char* text, size_t room) {
     const Group& g = group_of(group);
     std::string names;
@@ -133,7 +148,8 @@ EXPORT void bagua_net_describe(void* group, char* text, size_t room) {
                                     ? std::to_string(Tuning::kFewestStreams) + " or more"
                                     : std::to_string(g.settings.streams);
     copy_text(streams + " streams to every rank" +
-                  (eager ? "" : " that it talks with") + " over " + names + (g.settings.crc ? ", checksums on" : ""),
+                  (eager ? "" : " that it talks with") + " over " + names + (g.settings.crc ? ", checksums on" : "") +
+                  (g.int8 ? ", large sums of floats as int8 (lossy)" : ""),
               text, room);
 }
 
@@ -155,7 +171,13 @@ EXPORT void bagua_net_error(void* group, char* error, size_t room) {
 EXPORT int bagua_net_all_reduce(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns) {
     Group& g = group_of(group);
     if (wrong(g, 0, type, op)) return int(Code::argument);
-    return finish(g, all_reduce(begin(g, timeout_ns), data, count, {Type(type), Op(op)}));
+    const Elements e{Type(type), Op(op)};
+    if (!g.int8 || !suits_int8(g.collectives.size, count, e))
+        return finish(g, all_reduce(begin(g, timeout_ns), data, count, e));
+    size_t sent = 0;
+    const Status status = all_reduce_int8(begin(g, timeout_ns), data, count, e, &sent);
+    g.lost[0] += 1, g.lost[1] += count * size_of(e.type), g.lost[2] += sent;
+    return finish(g, status);
 }
 
 EXPORT int bagua_net_reduce(void* group, void* data, size_t count, int type, int op, int root, int64_t timeout_ns) {

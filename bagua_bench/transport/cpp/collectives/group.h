@@ -24,6 +24,12 @@ int bagua_net_join(void* group, const void* handles, int64_t timeout_ns);
 // The orders in which rings and chains, and halving and doubling, go through the ranks: each of them once, and the same
 // on all. `ring`: all-reduces go along a ring even where halving is possible.
 int bagua_net_arrange(void* group, const int* line, const int* pairs, int ring);
+// From now on large sums and averages of floats travel as 8-bit integers (int8_all_reduce.h); on all ranks, or on none.
+void bagua_net_use_int8(void* group);
+// Bytes that so many elements travel as in an all-reduce that such a group makes.
+size_t bagua_net_int8_bytes(int ranks, size_t count, int type, int op);
+// Three numbers: such all-reduces so far, bytes of the floats in them, and bytes that this rank has sent for them.
+void bagua_net_lossy(void* group, uint64_t* out);
 void bagua_net_close(void* group);
 // Makes everything that is pending in the group fail; from any thread.
 void bagua_net_abort(void* group);
