@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
+from bagua_bench.configuration.cell import Cell
 from bagua_bench.figures import rates, style
 from bagua_bench.results import stats
 from bagua_bench.results.records import Record, comparable
@@ -22,7 +23,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     ValueError if the records differ in more than these two.
     """
     comparable(records, AXES)
-    cells = rates.grouped(records, rates.algorithm, lambda cell: cell.transport.label)
+    cells = rates.grouped(records, rates.algorithm, _name)
     noise = stats.noise([rates.of(group) for group in cells.values()])
     rows = []
     for (algo, transport), group in cells.items():
@@ -33,6 +34,10 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
             {"algorithm": algo, "transport": transport, **compared, "faster_than_gloo": faster, "aa_noise": noise}
         )
     return pd.DataFrame(rows).sort_values(["algorithm", "transport"], ignore_index=True)
+
+
+def _name(cell: Cell) -> str:
+    return " ".join(filter(None, (cell.transport.backend, cell.transport.wire)))
 
 
 def draw(data: pd.DataFrame, axes: Axes) -> None:

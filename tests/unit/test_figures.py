@@ -177,6 +177,15 @@ def test_transports_are_compared_to_gloo_for_each_algorithm() -> None:
     plt.close(figure)
 
 
+def test_a_lossy_transport_is_not_the_exact_one() -> None:
+    found = []
+    for change in ({}, {"backend": "bagua_net"}, {"backend": "bagua_net", "wire": "int8"}):
+        for record in campaign({"ddp": [10.0, 11.0]}):
+            record["config"]["transport"] |= change
+            found.append(record)
+    assert set(transports.table(found)["transport"]) == {"gloo", "bagua_net", "bagua_net int8"}
+
+
 def test_channels_stand_beside_each_other_and_against_ddp_and_one_channel() -> None:
     from matplotlib import pyplot as plt
 

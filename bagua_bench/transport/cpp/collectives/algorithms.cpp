@@ -116,8 +116,6 @@ struct Halving {
         size_t first, count;  // elements
     };
 
-    static bool suits(int ranks) { return ranks > 2 && (ranks & (ranks - 1)) == 0; }
-
     // Reduce `all` among the ranks whose seats differ in the bit `distance` or in higher ones.
     Status run(Part all, int distance) {
         if (distance == mesh.size) return {};
@@ -213,7 +211,7 @@ Status all_reduce(Mesh& mesh, void* data, size_t count, Elements e) {
         Status s;
         if (small)
             s = in_few_steps(mesh, data, count, e);
-        else if (Halving::suits(mesh.size) && !mesh.ring)
+        else if (mesh.halves())
             s = Halving{mesh, static_cast<unsigned char*>(data), unit, e}.run({0, count}, 1);
         else
             s = Ring(mesh, data, count * unit, unit).run(mesh.size - 1, mesh.size - 1, 0, e);

@@ -128,7 +128,6 @@ struct Halving {
     size_t count;
     int seat = mesh.pairs.of(mesh.rank);
 
-    static bool suits(int ranks) { return ranks > 2 && (ranks & (ranks - 1)) == 0; }
     int partner(int distance) const { return mesh.pairs.at(seat ^ distance); }
 
     // The half of the seat whose bit is set or not. The same elements share a scale in all of them.
@@ -206,8 +205,8 @@ bool suits_int8(int ranks, size_t count, Elements e) {
 }
 
 Status all_reduce_int8(Mesh& mesh, void* data, size_t count, Elements e, size_t* sent) {
-    Status status = Halving::suits(mesh.size) && !mesh.ring ? Halving{mesh, count}.run(data, e, sent)
-                                                            : along_a_ring(mesh, data, count, e, sent);
+    const Status status =
+        mesh.halves() ? Halving{mesh, count}.run(data, e, sent) : along_a_ring(mesh, data, count, e, sent);
     if (status && e.op == Op::average) divide(data, count, e.type, mesh.size);
     return status;
 }

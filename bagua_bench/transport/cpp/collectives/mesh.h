@@ -83,6 +83,8 @@ class Mesh {
     // `ring`: all-reduces go along a ring, even where they could go by halving.
     Seats line, pairs;
     bool ring = false;
+    // Whether large all-reduces go by halving, which takes a power of two of ranks.
+    bool halves() const { return !ring && size > 2 && (size & (size - 1)) == 0; }
 
     // Memory that is kept from call to call, because fresh pages cost as much as sending them.
     unsigned char* scratch(size_t bytes);
