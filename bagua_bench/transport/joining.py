@@ -6,11 +6,12 @@ import json
 import os
 from typing import Any
 
+from bagua_bench.configuration.network_shape import INT8
 from bagua_bench.transport import order
 from bagua_bench.transport.native import HANDLE, NAME, Group, announce
 
 ORDER, GIVEN, MEASURED = "BAGUA_NET_ORDER", "given", "measured"
-WIRE, EXACT, INT8 = "BAGUA_NET_WIRE", "exact", "int8"
+WIRE, EXACT = "BAGUA_NET_WIRE", "exact"
 _ALLOWED = {ORDER: (GIVEN, MEASURED), WIRE: (EXACT, INT8)}  # the default first
 
 _OLDER = "an older version"

@@ -88,7 +88,8 @@ class Group:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self._int8 = False
+        self.int8 = False
+        """Whether large sums and averages of floats are lossy."""
         self._lib = _library()
         handle, error = ctypes.create_string_buffer(HANDLE), ctypes.create_string_buffer(500)
         self._group = self._lib.bagua_net_open(rank, size, handle, error, len(error))
@@ -115,12 +116,12 @@ class Group:
 
     def use_int8(self) -> None:
         """From now on large sums and averages of floats go as 8-bit integers: lossy. On all ranks, or on none."""
-        self._int8 = True
+        self.int8 = True
         self._lib.bagua_net_use_int8(self._group)
 
-    def int8_bytes(self, count: int, dtype: int, op: int) -> int | None:
-        """Bytes that so many elements travel as in an all-reduce; None where nothing is lossy. It may be closed."""
-        return int(self._lib.bagua_net_int8_bytes(self.size, count, dtype, op)) if self._int8 else None
+    def int8_bytes(self, count: int, dtype: int, op: int) -> int:
+        """Bytes that so many elements travel as in an all-reduce with `int8`; also of a group that is closed."""
+        return int(self._lib.bagua_net_int8_bytes(self.size, count, dtype, op))
 
     def lossy(self) -> Lossy:
         """What was lossy so far. RuntimeError if the group is closed."""

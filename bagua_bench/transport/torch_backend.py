@@ -248,7 +248,8 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
 
     def reduced_bytes(self, x: Tensor, op: Any) -> int:
         """What a tensor travels as in an all-reduce with an operation."""
-        return self._native.int8_bytes(as_real(x).numel(), *numbers(x, op.name)) or x.nbytes
+        packed = self._native.int8
+        return self._native.int8_bytes(as_real(x).numel(), *numbers(x, op.name)) if packed else x.nbytes
 
     def lossy(self) -> Lossy:
         """All-reduces so far that were lossy, as BAGUA_NET_WIRE=int8 asks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import hypothesis.extra.numpy as arrays
@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.base import Op
 from bagua_bench.comm.torch_groups import TorchComm
-from bagua_bench.configuration.network_shape import LINUX_WINDOW, Link, Shape
+from bagua_bench.configuration.network_shape import INT8, LINUX_WINDOW, Link, Shape
 from bagua_bench.network import star
 from bagua_bench.transport import joining
 from bagua_bench.transport.native import Group
 from tests.emulated import needs
 from tests.ranks import outcomes, run
 from tests.transport.test_torch import _data
-from tools.transport import torch_bench, torch_rank
+from tools.transport import torch_bench
 
 LATE = {"BAGUA_NET_EAGER": "0", "BAGUA_NET_STREAMS": "4"}
 pytestmark = pytest.mark.usefixtures("built")
@@ -38,20 +38,14 @@ _FLOAT32, _SUM = 0, 0
 Floats = NDArray[np.float32]
 
 
-@contextmanager
-def _two() -> Iterator[list[Group]]:
+@pytest.fixture(scope="module")
+def two() -> Iterator[list[Group]]:
     """Two ranks in this process."""
     with closing(Group(0, 2)) as first, closing(Group(1, 2)) as second, ThreadPoolExecutor() as pool:
         groups = [first, second]
         list(pool.map(lambda group: group.join([first.handle, second.handle], 60.0), groups))
         for group in groups:
             group.use_int8()
-        yield groups
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[list[Group]]:
-    with _two() as groups:
         yield groups
 
 
@@ -79,7 +73,7 @@ _parts = arrays.arrays(np.float32, LARGE, elements=_any, fill=_usual)
 
 
 @given(_parts, _parts)
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None)
 def test_an_element_is_wrong_by_no_more_than_its_share_allows(two: list[Group], a: Floats, b: Floats) -> None:
     """One packing of a rank's own elements, and one of the sum: 1/254 of the largest magnitude each."""
     got, exact = _summed(two, [a, b]), a.astype(float) + b
@@ -114,7 +108,7 @@ def test_it_is_counted(two: list[Group]) -> None:
 
 
 def _int8(comm: TorchComm) -> Any:
-    os.environ[joining.WIRE] = joining.INT8
+    os.environ[joining.WIRE] = INT8
     return dist.new_group(backend="bagua_net")
 
 
@@ -169,8 +163,8 @@ def test_a_group_that_opens_its_connections_late_over_a_long_path() -> None:
     link = Link(200e6, 0.01, 0.0, 0.0)
     shape = Shape((link,) * 4, "link", "cubic", LINUX_WINDOW, 140, 0)
     with star.up(shape) as network, torch_bench.ranks(torch_bench.RANK, network.hosts, 1, LATE) as ranks:
-        for answer in torch_bench.ask_all(ranks, {"error": 1_000_001, "ways": [torch_rank.INT8]}):
-            assert 0.002 < answer[torch_rank.INT8] < 0.03, "four packings of normally distributed elements"
+        for answer in torch_bench.ask_all(ranks, {"error": 1_000_001, "ways": [INT8]}):
+            assert 0.002 < answer[INT8] < 0.03, "four packings of normally distributed elements"
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -246,7 +240,7 @@ def test_the_communicator_counts_what_travels(size: int) -> None:
 
 
 def _disagreeing(comm: TorchComm) -> None:
-    os.environ[joining.WIRE] = joining.INT8 if comm.rank else joining.EXACT
+    os.environ[joining.WIRE] = INT8 if comm.rank else joining.EXACT
     dist.new_group(backend="bagua_net")
 
 
@@ -281,11 +275,11 @@ def _trained(comm: TorchComm, wire: str) -> float:
         loss = torch.nn.functional.mse_loss(replica(x), y)
         loss.backward()
         optimizer.step()
-    assert (group.lossy().operations > 0) == (wire == joining.INT8)  # type: ignore[attr-defined]
+    assert (group.lossy().operations > 0) == (wire == INT8)  # type: ignore[attr-defined]
     return float(loss.detach())
 
 
 def test_a_model_learns_as_well() -> None:
-    exact, packed = (sum(run("bagua_net", 2, _trained, wire)) / 2 for wire in (joining.EXACT, joining.INT8))
+    exact, packed = (sum(run("bagua_net", 2, _trained, wire)) / 2 for wire in (joining.EXACT, INT8))
     assert exact < 0.3, "it learns: the targets' variance is about 0.9"
     assert packed == pytest.approx(exact, rel=0.05)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
+from bagua_bench.configuration.network_shape import INT8
 from tools.transport import shaped, torch_bench
-from tools.transport.torch_rank import INT8
 
 LINKS = (0.2e9, 1e9, 10e9, None)  # bit/s of all connections of a server together; None: unlimited
 SIZES = (1 << 20, 16 << 20, 64 << 20)  # bytes of float32

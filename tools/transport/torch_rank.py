@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 
 import bagua_bench.transport  # noqa: F401  makes the backend known
+from bagua_bench.configuration.network_shape import INT8
 from bagua_bench.transport import joining
 
 BACKENDS = ("bagua_net", "gloo")
-INT8 = "int8"  # over bagua_net
 _SETTLE = 0.005  # seconds; gloo's thread spins for one or two milliseconds after its last message
 
 
@@ -54,7 +54,7 @@ def operations(elements: int, rank: int, size: int) -> dict[str, Call]:
 
 
 def _group(way: str) -> Any:  # torch's stubs do not know what a backend adds
-    os.environ[joining.WIRE] = joining.INT8 if way == INT8 else joining.EXACT
+    os.environ[joining.WIRE] = INT8 if way == INT8 else joining.EXACT
     group = dist.new_group(backend="bagua_net" if way == INT8 else way)
     dist.all_reduce(torch.ones(1 << 18), group=group)  # gloo connects when it is first used
     return group
@@ -72,7 +72,7 @@ def main() -> None:
     """Connect, print that it is ready, then serve requests on stdin.
 
     A request is {"operation": name, "bytes": n, "repeat": k, "rounds": r, "warm": true, "ways": [...]}; a way is one of
-    BACKENDS, or INT8. With "error": elements it asks for the error of a sum over each way instead.
+    BACKENDS, or INT8 over bagua_net. With "error": elements it asks for the error of a sum over each way instead.
 
     In a round each way has its turn: a barrier and a pause for the other's threads, if `warm` an operation that is
     not counted, then `repeat` operations back to back, whose mean counts. There is no pause between them, because a

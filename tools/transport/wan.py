@@ -16,6 +16,8 @@ from statistics import median
 from typing import Any
 
 from bagua_bench.configuration.network_shape import (
+    AUTO,
+    FEWEST_STREAMS,
     HEADERS,
     LINUX_WINDOW,
     MOST_STREAMS,
@@ -218,9 +220,9 @@ def in_use(pair: Pair) -> int:
 
 def _streams(way: str, round_trip: float) -> float:
     number, _, _ = way.partition(", ")
-    return {"auto": min(float(MOST_STREAMS), max(4.0, round_trip / STREAM_PER_SECONDS)), PLAIN: 1.0}.get(
-        number
-    ) or float(number)
+    if number == AUTO:
+        return min(float(MOST_STREAMS), max(float(FEWEST_STREAMS), round_trip / STREAM_PER_SECONDS))
+    return 1.0 if number == PLAIN else float(number)
 
 
 def _expected(way: str, line: float, round_trip: float, loss: float) -> float:
