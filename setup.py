@@ -5,6 +5,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+EMULATOR = Path("bagua_bench/network/cpp")
 TRANSPORT = Path("bagua_bench/transport/cpp")
 EXPORTS = str(TRANSPORT / "exports.map")
 STRICT = ["-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-pthread"]
@@ -20,9 +21,9 @@ class BuildLibraries(build_ext):
         return super().get_ext_filename(fullname)
 
 
-def files(suffix: str) -> list[str]:
-    """All C++ files of the transport that end so."""
-    return sorted(str(path) for path in TRANSPORT.rglob(f"*{suffix}"))
+def files(folder: Path, suffix: str) -> list[str]:
+    """All files there that end so."""
+    return sorted(str(path) for path in folder.rglob(f"*{suffix}"))
 
 
 setup(
@@ -46,9 +47,17 @@ setup(
             optional=True,
         ),
         Extension(
+            "bagua_bench.network.librelay",
+            files(EMULATOR, ".cpp"),
+            depends=files(EMULATOR, ".h"),
+            language="c++",
+            extra_compile_args=STRICT,
+            optional=True,
+        ),
+        Extension(
             "bagua_bench.transport.libnccl-net-bagua",
-            files(".cpp"),
-            depends=[*files(".h"), EXPORTS],
+            files(TRANSPORT, ".cpp"),
+            depends=[*files(TRANSPORT, ".h"), EXPORTS],
             language="c++",
             extra_compile_args=STRICT,
             # NCCL unloads a plugin while a thread may still be in it, so it stays. It brings a C++ library of its own:

@@ -11,7 +11,6 @@ _TUNSETOFFLOAD = 0x400454D0
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _CHECKSUM_TSO4_TSO6 = 1 | 2 | 4
 _DEVICE = "/dev/net/tun"
-_LONGEST = 70_000  # bytes to read a packet into
 
 
 class Tun:
@@ -22,6 +21,7 @@ class Tun:
 
     header = 10
     """Bytes before the IP packet: virtio's header."""
+    ring = None
 
     def __init__(self, interface: str) -> None:
         self._descriptor = os.open(_DEVICE, os.O_RDWR | os.O_NONBLOCK)
@@ -30,17 +30,5 @@ class Tun:
         fcntl.ioctl(self._descriptor, _TUNSETOFFLOAD, _CHECKSUM_TSO4_TSO6)
 
     def fileno(self) -> int:
-        """The descriptor to wait on for packets."""
+        """The descriptor to read packets with their headers from, and to write them to."""
         return self._descriptor
-
-    def read(self) -> bytes:
-        """The next packet with its header; BlockingIOError if there is none."""
-        return os.read(self._descriptor, _LONGEST)
-
-    def write(self, packet: bytes) -> None:
-        """Send a packet with its header; BlockingIOError if the queue is full."""
-        os.write(self._descriptor, packet)
-
-    def drops(self) -> int:
-        """Number of packets that came faster than they were read: none, as the interface has a queue that stops TCP."""
-        return 0
