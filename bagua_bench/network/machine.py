@@ -14,6 +14,7 @@ from typing import Literal, cast
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import is_shaped
 from bagua_bench.network.commands import PATH, NetworkError, run
+from bagua_bench.network.relay import LIBRARY
 
 _NET_ADMIN, _SYS_ADMIN = 12, 21  # linux/capability.h
 _TRIALS = {
@@ -24,6 +25,10 @@ _MISSING = {
     "netem": "this kernel lacks sch_netem, veth or bridge (modprobe -a sch_netem veth bridge); allowed: auto, link",
     "link": "/dev/net/tun cannot be opened and this kernel lacks veth (allow one: modprobe -a tun veth)",
 }
+_NOT_BUILT = (
+    f"needs {LIBRARY.name}, which the installation did not build: no C++17 compiler was found, or it failed; install "
+    "g++ and install this package again"
+)
 _TOOLS = ("ip", "tc", "sysctl", "unshare")
 _PACKAGES = "Debian's packages: iproute2, procps, util-linux"
 _PREPARE = "mount -t tmpfs tmpfs /run && ip link set lo up"
@@ -59,6 +64,8 @@ def choose(backend: str, congestion: str) -> Literal["netem", "link"]:
     chosen = next((one for one in allowed if _works(_TRIALS[one])), None)
     if chosen is None:
         raise ValueError(f"network.backend={backend}: {_MISSING[allowed[-1]]}")
+    if chosen == "link" and not LIBRARY.exists():
+        raise ValueError(f"network.backend={backend}: {_NOT_BUILT}")
     return cast(Literal["netem", "link"], chosen)
 
 

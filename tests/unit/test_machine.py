@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -47,4 +48,13 @@ def test_what_is_missing_is_named(having: Callable[[str], None], words: str, bac
 def test_missing_tools_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda tool, path: None if tool == "tc" else tool)
     with pytest.raises(ValueError, match=r"needs tc; Debian's packages: iproute2"):
+        machine.choose("auto", "cubic")
+
+
+def test_an_emulator_that_was_not_built_is_named(
+    having: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    having("true congctl tuntap")
+    monkeypatch.setattr(machine, "LIBRARY", Path("/nowhere/librelay.so"))
+    with pytest.raises(ValueError, match=r"^network\.backend=auto: needs librelay\.so, .* install g\+\+"):
         machine.choose("auto", "cubic")

@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_bench.network.segments import count, cut
+from tests.unit.emulator import count, cut
 
 MSS = 1448
 FIN, PSH, ACK, CWR = 0x01, 0x08, 0x10, 0x80

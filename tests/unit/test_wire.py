@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from random import Random
 
 import pytest
 
 from bagua_bench.configuration.network_shape import Link
-from bagua_bench.network.wire import OVERHEAD, Flows, Line, Port, wire_bytes
+from tests.unit.emulator import Flows, Line, Port, overhead, wire_bytes
 
 MBIT = 1e6
+OVERHEAD = overhead()
 
 
 def port(bandwidth: float | None = 100 * MBIT, latency: float = 5e-3, jitter: float = 0, loss: float = 0) -> Port:
-    return Port(Link(bandwidth, latency, jitter, loss), 10**6, Random(0))
+    return Port(Link(bandwidth, latency, jitter, loss), 10**6, "0")
 
 
 def received(receiver: Port, begin: float, end: float, nbytes: int) -> float | None:

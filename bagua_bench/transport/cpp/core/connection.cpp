@@ -20,6 +20,7 @@ std::vector<std::unique_ptr<Stream>> streams_of(std::vector<Socket>& sockets) {
         stream->index = int(streams.size());
         stream->where = peer_text(socket->fd());
         stream->pace.first_rtt = std::max(round_trip(socket->fd()), 0.0);
+        if (stream->pace.first_rtt > Tuning::kFarSeconds) stream->pace.rtt = stream->pace.first_rtt;
         stream->socket = std::move(*socket);
         streams.push_back(std::move(stream));
     }

@@ -36,35 +36,45 @@ void Crew::judge(int64_t now, double rate) {
         settling_ = false;
         return;
     }
-    const bool outage = rate <= 0;
-    bool stays = false;
-    if (before_) {
-        Patience& patience = size_ > before_ ? larger_ : smaller_;
-        stays = !outage && pays(rate);
-        const int64_t longer = std::clamp(2 * patience.pause, Tuning::kTrialPauseNs, Tuning::kMostTrialPauseNs);
-        if (!outage) patience.pause = stays ? 0 : longer;
-        patience.next = now + patience.pause;
-        settling_ = !stays;
-        if (!stays) size_ = before_;
-        before_ = 0;
-    }
-    // Else it grows by itself, or recovers from something: neither tells what the streams at hand can do.
-    const bool steady = rate_ > 0 && rate <= rate_ * Tuning::kSteadyRatio && rate_ <= rate * Tuning::kSteadyRatio;
-    const double usual = stays ? rate : std::max(rate, rate_);
+    const double earlier = rate_;
     rate_ = rate;
-    if (!stays && (!steady || settling_)) return;
-    attempt(now, full() ? size_ - std::max<size_t>(size_ / 8, 1) : size_ + size_ / 2, usual);
+    if (before_ && conclude(now, rate)) return;
+    // What grows by itself, or recovers from something, does not tell what the streams at hand can do.
+    if (rate <= 0 || earlier <= 0 || rate > earlier * Tuning::kSteadyRatio) return;
+    if (!full())
+        attempt(now, size_ * Tuning::kGrowth, rate);
+    else if (earlier <= rate * Tuning::kSteadyRatio)
+        attempt(now, size_ - std::max<size_t>(size_ / 8, 1), std::max(rate, earlier));
 }
 
-// Whether the trial under way has gained a good part of what it would in proportion, or lost little.
-bool Crew::pays(double rate) const {
-    const double change = double(size_) / double(before_) - 1;
-    return rate >= rate_before_ * (1 + Tuning::kTrialGain * change);
+// The end of a trial; whether another size has to settle.
+bool Crew::conclude(int64_t now, double rate) {
+    Patience& patience = size_ > before_ ? larger_ : smaller_;
+    const bool outage = rate <= 0;  // which tells nothing
+    const size_t useful = outage ? before_ : useful_size(rate);
+    const int64_t longer = std::clamp(2 * patience.pause, Tuning::kTrialPauseNs, Tuning::kMostTrialPauseNs);
+    if (!outage) patience = {now + (useful == before_ ? longer : 0), useful == before_ ? longer : 0, rate};
+    settling_ = useful != size_;
+    size_ = useful;
+    before_ = 0;
+    return settling_;
+}
+
+// After the trial under way: all of a larger number if they gained a good part of what they would in proportion, or else
+// as many as would have carried this rate with what each carried before, and some. A smaller number stays if it lost
+// little of what it would in proportion.
+size_t Crew::useful_size(double rate) const {
+    const double gain = rate / rate_before_, change = double(size_) / double(before_) - 1;
+    if (gain >= 1 + Tuning::kTrialGain * change) return size_;
+    if (size_ < before_ || gain < Tuning::kLeastGain) return before_;
+    return std::clamp(size_t(double(before_) * gain * Tuning::kSpare), before_ + 1, size_);
 }
 
 void Crew::attempt(int64_t now, size_t size, double rate) {
     size = std::clamp(size, size_t(Tuning::kFewestStreams), streams_.size());
-    if (size == size_ || now < (size > size_ ? larger_ : smaller_).next) return;
+    const Patience& patience = size > size_ ? larger_ : smaller_;
+    const bool changed = size > size_ && rate * Tuning::kSteadyRatio < patience.rate;  // since the last one in vain
+    if (size == size_ || (now < patience.next && !changed)) return;
     before_ = size_;
     rate_before_ = rate;
     size_ = size;

@@ -2,9 +2,11 @@
 // ones. The others are connected, and carry nothing.
 //
 // While messages wait and yet no queue builds up in the network, the streams are held back by something else than the
-// line: by lost packets, or by the receiver's windows. Then more of them carry more. Where a queue builds up, the line
-// is full, and fewer streams leave more of it to others. Both are trials: what counts is the rate at which bytes are
-// acknowledged while messages wait. A trial that does not pay is taken back, and none follows for a while.
+// line: by lost packets, or by the receiver's windows. Then more of them carry more, in proportion, and four times as
+// many are tried at once: a path with loss asks for many, and every trial takes round trips. Where a queue builds up, the
+// line is full, and fewer streams leave more of it to others. Both are trials: what counts is the rate at which bytes are
+// acknowledged while messages wait. What does not pay is taken back, and no trial follows for a while, or until the rate
+// has fallen: windows that grew before the first loss come down only by and by.
 //
 // The numbers behind these rules are in tuning.h.
 
@@ -33,9 +35,11 @@ class Crew {
     // Trials in one direction: when there may be another one, and the pause after one in vain (ns).
     struct Patience {
         int64_t next = 0, pause = 0;
+        double rate = 0;  // that the last one ended with
     };
     void judge(int64_t now, double rate);
-    bool pays(double rate) const;
+    bool conclude(int64_t now, double rate);
+    size_t useful_size(double rate) const;
     void attempt(int64_t now, size_t size, double rate);
     bool full() const;
 

@@ -5,6 +5,7 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "tuning.h"
 
@@ -44,9 +45,22 @@ struct Stall {
     }
 };
 
+bool far(const Pace& p) { return p.rtt > Tuning::kFarSeconds; }
+
+// Bytes/s of the window that TCP has for each round trip. It doubles meanwhile in slow start, and is halved for every
+// time-out for which nothing is sent, when something is sent again (RFC 2861).
+double window_rate(const tcp_info& info) {
+    const unsigned pauses = std::min(1000 * info.tcpi_last_data_sent / std::max(info.tcpi_rto, 1u), 30u);
+    const double first = std::min(double(info.tcpi_snd_cwnd), Tuning::kFirstWindowSegments);
+    const double window = std::max(std::ldexp(info.tcpi_snd_cwnd, -int(pauses)), first);
+    const bool doubles = pauses > 0 || info.tcpi_snd_cwnd < info.tcpi_snd_ssthresh;
+    return (doubles ? 2 : 1) * window * info.tcpi_snd_mss / (info.tcpi_rtt * 1e-6);
+}
+
 // The known rate, or the mean of the known ones. A stream that was slow and has not been used for long gets a trial.
 double rate_of(const Stream& stream, const Load& load) {
     const Pace& p = stream.pace;
+    if (p.window_rate > 0) return p.window_rate;
     if (p.rate <= 0) return load.mean;
     const bool stale = load.now - p.sample_began > Tuning::kStaleRateNs + int64_t(2e9 * p.rtt);
     return stale ? std::max(p.rate, Tuning::kTrialShare * load.mean) : p.rate;
@@ -55,15 +69,6 @@ double rate_of(const Stream& stream, const Load& load) {
 // Nanoseconds in which so many bytes drain. On a fast path our rate is only that of our own writing.
 double draining_ns(const Stream& s, double bytes, double rate) {
     return bytes / (s.pace.fast ? s.pace.delivery : rate) * 1e9;
-}
-
-// Whether a round trip is longer than a sample would be.
-bool far(const Pace& p) { return p.rtt * 1e9 > double(Tuning::kSampleIntervalNs); }
-
-// Of a sample above the estimate. As long as none fell, TCP doubles its window every round trip.
-double rise_weight(const Pace& p) {
-    if (!far(p)) return Tuning::kRiseWeight;
-    return p.fell ? Tuning::kFarRiseWeight : 1;
 }
 
 bool free_to_write(const Stream& s) { return !s.out.request && s.writable; }
@@ -100,6 +105,7 @@ Schedule::Choice Schedule::choose(uint64_t message, uint64_t unwritten) {
 void Schedule::look_at_all(int64_t now) {
     for (auto& s : streams_) {
         if (s->pace.most_queued() > 0 && now - s->pace.looked >= Tuning::kLookIntervalNs) look(*s, now);
+        if (size_t(s->index) < crew_.size()) look_at_window(*s, now);
         const bool faster = s->pace.rate > Tuning::kQuickerRatio * quick_->pace.rate;
         if (size_t(s->index) < crew_.size() && (s->pace.fast > quick_->pace.fast || faster)) quick_ = s.get();
     }
@@ -182,6 +188,18 @@ void Schedule::look(Stream& s, int64_t now) {
     if (now - s.pace.sample_began >= interval) sample(s, now);
 }
 
+// Over a long path, what its window lets through: it tells more than what was acknowledged, which is a round trip old,
+// falls with the first loss, and is known of a stream that has not been used for long.
+void Schedule::look_at_window(Stream& s, int64_t now) {
+    Pace& p = s.pace;
+    if (!far(p) || double(now - p.window_seen) < p.rtt / 2 * 1e9) return;
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (getsockopt(s.socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_rtt == 0) return;
+    p.window_rate = window_rate(info);
+    p.window_seen = now;
+}
+
 // Bytes acknowledged per second since the last sample, not counting the time for which the receiver took nothing.
 void Schedule::sample(Stream& s, int64_t now) {
     tcp_info info{};
@@ -204,9 +222,9 @@ void Schedule::sample(Stream& s, int64_t now) {
         if (p.rate <= 0)
             p.rate = enough ? rate : 0;
         else if (rate > p.rate)
-            p.rate += rise_weight(p) * (rate - p.rate);
+            p.rate += Tuning::kRiseWeight * (rate - p.rate);
         else if (!p.ran_dry)
-            p.rate += Tuning::kFallWeight * (rate - p.rate), p.fell = true;
+            p.rate += Tuning::kFallWeight * (rate - p.rate);
     }
     p.acknowledged_then = acknowledged;
     p.limited_then = info.tcpi_rwnd_limited;

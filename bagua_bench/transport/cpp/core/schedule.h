@@ -43,6 +43,7 @@ class Schedule {
     void look_at_all(int64_t now);
     void look(Stream& stream, int64_t now);
     void sample(Stream& stream, int64_t now);
+    void look_at_window(Stream& stream, int64_t now);
 
     Streams& streams_;
     Crew crew_;

@@ -48,7 +48,8 @@ struct Pace {
     uint64_t acknowledged_then = 0;  // at the start of the running sample ...
     uint64_t limited_then = 0;  // ... and the microseconds for which the receiver had closed its window
     int64_t sample_began = 0;
-    bool fell = false;  // a sample did, once: the slow start is over
+    double window_rate = 0;  // bytes/s of TCP's window; 0 = not known, or the path is short
+    int64_t window_seen = 0;
     bool ran_dry = true;  // during the sample, so that it shows less than the stream could do
     int64_t looked = 0;  // when the kernel was asked last (ns)
     uint64_t most_queued() const { return queued + (written - written_then); }

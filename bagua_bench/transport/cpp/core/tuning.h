@@ -17,13 +17,15 @@ struct Tuning {
     static constexpr double kStreamPerSeconds = 2e-3;
     static constexpr int kFewestStreams = 4;
     // It begins with so many, and is connected for more: one for each half of a millisecond, which together carry
-    // 283 Mbit/s where one packet in a hundred is lost, and 894 Mbit/s where it is one in a thousand.
+    // 283 Mbit/s where one packet in a hundred is lost, and 894 Mbit/s where it is one in a thousand, up to kMaxStreams.
     static constexpr double kMostStreamPerSeconds = 0.5e-3;
 
     // When more or fewer of them are tried: crew.cpp.
     static constexpr int64_t kTrialNs = 250 * kMillisecond;  // of waiting messages, at least, for a measurement ...
-    static constexpr double kTrialRoundTrips = 6;  // ... and so many round trips
-    static constexpr double kTrialGain = 0.25;  // of what the rate would gain, or lose, in proportion to the streams
+    static constexpr double kTrialRoundTrips = 4;  // ... and so many round trips
+    static constexpr size_t kGrowth = 4;  // times as many streams are tried
+    static constexpr double kLeastGain = 1.1, kSpare = 1.25;  // of the rate by them, and streams beyond its proportion
+    static constexpr double kTrialGain = 0.25;  // of what the rate would lose in proportion, with fewer streams
     static constexpr double kSteadyRatio = 1.2;  // of the rate to the one before, or of that one to it
     static constexpr int64_t kMostUnseenNs = 20 * kMillisecond;  // between two looks of who waits
     static constexpr double kQueueShare = 0.1, kLeastQueueSeconds = 1e-3;  // of round trips that are longer than at first
@@ -52,13 +54,14 @@ struct Tuning {
     // How the rate of a stream is estimated: schedule.cpp.
     static constexpr int64_t kLookIntervalNs = 10 * kMicrosecond;  // between questions to the kernel about one stream
     static constexpr int64_t kSampleIntervalNs = 10 * kMillisecond;  // or a round trip, if it is longer
+    static constexpr double kFarSeconds = kSampleIntervalNs * 1e-9;  // a longer round trip is a long path
     static constexpr uint64_t kTellingSampleBytes = 1 << 20;  // enough to tell a rate even if the stream ran dry
     static constexpr uint64_t kUnacknowledgedRestBytes = 4096;  // may have arrived: acknowledgements are saved up
     // And two round trips without a sample, after which a slow stream gets another trial.
     static constexpr int64_t kStaleRateNs = kSecond;
     static constexpr double kTrialShare = 0.125;  // of the mean rate, credited to a stream for such a trial
     static constexpr double kRiseWeight = 0.5, kFallWeight = 0.25;  // of one sample in the estimate
-    static constexpr double kFarRiseWeight = 0.25;  // where a sample is a round trip: peaks count no more than lows
+    static constexpr double kFirstWindowSegments = 10;  // of TCP (RFC 6928)
     static constexpr double kUnknownBytesPerSecond = 1e9;  // until the first sample of any stream
     static constexpr int64_t kMinStallNs = 20 * kMicrosecond, kMaxStallNs = 2 * kMillisecond;  // between looks for room
 

@@ -12,7 +12,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire format is lit
 
 constexpr uint64_t kMagic = 0x316e2d6175676162;  // "bagua-n1"
 constexpr uint16_t kVersion = 5;
-constexpr int kMaxStreams = 128;
+constexpr int kMaxStreams = 256;
 constexpr int kOthers = 2;  // sockets of a connection that are not streams: receipts and pulse
 constexpr int kMaxInterfaces = 3;  // as many addresses as a handle holds
 constexpr uint32_t kMaxMessage = 1u << 30;
