@@ -50,9 +50,10 @@ bool far(const Pace& p) { return p.rtt > Tuning::kFarSeconds; }
 // Bytes/s of the window that TCP has for each round trip. It doubles meanwhile in slow start, and is halved for every
 // time-out for which nothing is sent, when something is sent again (RFC 2861).
 double window_rate(const tcp_info& info) {
-    const unsigned pauses = std::min(1000 * info.tcpi_last_data_sent / std::max(info.tcpi_rto, 1u), 30u);
+    const int64_t resting = 1000 * int64_t(info.tcpi_last_data_sent);  // microseconds, as the time-out is
+    const int pauses = int(std::min<int64_t>(resting / std::max(info.tcpi_rto, 1u), 30));
     const double first = std::min(double(info.tcpi_snd_cwnd), Tuning::kFirstWindowSegments);
-    const double window = std::max(std::ldexp(info.tcpi_snd_cwnd, -int(pauses)), first);
+    const double window = std::max(std::ldexp(info.tcpi_snd_cwnd, -pauses), first);
     const bool doubles = pauses > 0 || info.tcpi_snd_cwnd < info.tcpi_snd_ssthresh;
     return (doubles ? 2 : 1) * window * info.tcpi_snd_mss / (info.tcpi_rtt * 1e-6);
 }
