@@ -14,7 +14,7 @@ from typing import Literal, cast
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import is_shaped
 from bagua_bench.network.commands import PATH, NetworkError, run
-from bagua_bench.network.relay import LIBRARY
+from bagua_bench.network.relay import LIBRARY, NOT_BUILT
 
 _NET_ADMIN, _SYS_ADMIN = 12, 21  # linux/capability.h
 _TRIALS = {
@@ -25,10 +25,6 @@ _MISSING = {
     "netem": "this kernel lacks sch_netem, veth or bridge (modprobe -a sch_netem veth bridge); allowed: auto, link",
     "link": "/dev/net/tun cannot be opened and this kernel lacks veth (allow one: modprobe -a tun veth)",
 }
-_NOT_BUILT = (
-    f"needs {LIBRARY.name}, which the installation did not build: no C++17 compiler was found, or it failed; install "
-    "g++ and install this package again"
-)
 _TOOLS = ("ip", "tc", "sysctl", "unshare")
 _PACKAGES = "Debian's packages: iproute2, procps, util-linux"
 _PREPARE = "mount -t tmpfs tmpfs /run && ip link set lo up"
@@ -65,7 +61,7 @@ def choose(backend: str, congestion: str) -> Literal["netem", "link"]:
     if chosen is None:
         raise ValueError(f"network.backend={backend}: {_MISSING[allowed[-1]]}")
     if chosen == "link" and not LIBRARY.exists():
-        raise ValueError(f"network.backend={backend}: {_NOT_BUILT}")
+        raise ValueError(f"network.backend={backend}: {NOT_BUILT}")
     return cast(Literal["netem", "link"], chosen)
 
 

@@ -23,6 +23,10 @@ from bagua_bench.network.packets import PacketPort, Ring
 from bagua_bench.network.tun import Tun
 
 LIBRARY = Path(__file__).resolve().parent / "librelay.so"
+NOT_BUILT = (
+    f"needs {LIBRARY.name}, which the installation did not build: no C++17 compiler was found, or it failed; install "
+    "g++ and install this package again"
+)
 _REASON = 500  # bytes for why it failed
 
 
@@ -54,7 +58,9 @@ def port(link: Link, queue: int, seed: str, swing: Sequence[float] | None = None
 
 @cache
 def library() -> ctypes.CDLL:
-    """The compiled part; OSError if it was not built."""
+    """The compiled part; NetworkError if it was not built."""
+    if not LIBRARY.exists():
+        raise NetworkError(f"the link emulator {NOT_BUILT}")
     compiled = ctypes.CDLL(str(LIBRARY))
     pointer, doubles, size = ctypes.c_void_p, ctypes.POINTER(ctypes.c_double), ctypes.c_size_t
     number, of_port = ctypes.c_int, ctypes.POINTER(Port)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ASKED = "BAGUA_TESTS_GCOV"
-_LIBRARIES = re.compile(r"/\S+/(?:libnccl-net-bagua|libbagua-net-harness|_kernels)\S*\.so")
+_LIBRARIES = re.compile(r"/\S+/(?:libnccl-net-bagua|libbagua-net-harness|librelay|_kernels)\S*\.so")
 
 
 def build(tree: Path) -> None:
@@ -22,7 +22,7 @@ def build(tree: Path) -> None:
     flags = f"--coverage -include {tree / 'tests/covered/dump.h'}"
     environment = {**os.environ, "CFLAGS": flags, "CXXFLAGS": flags, "LDFLAGS": "--coverage"}
     subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, env=environment, check=True)
-    assert len([*tree.glob("algorithms/**/*.so"), *tree.glob("bagua_bench/**/*.so")]) == 2, "not all parts were built"
+    assert len([*tree.glob("algorithms/**/*.so"), *tree.glob("bagua_bench/**/*.so")]) == 3, "not all parts were built"
 
 
 def dump() -> None:

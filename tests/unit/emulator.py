@@ -6,9 +6,14 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from bagua_bench.configuration.network_shape import Link
 from bagua_bench.network import relay
 from bagua_bench.network.relay import Swing
+
+if not relay.LIBRARY.exists():
+    pytest.skip(f"the link emulator {relay.NOT_BUILT}", allow_module_level=True)
 
 _P, _D, _I, _L, _Z = ctypes.c_void_p, ctypes.c_double, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {

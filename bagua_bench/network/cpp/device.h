@@ -9,15 +9,16 @@
 
 namespace emulator {
 
-// A TUN device, or, with a ring (linux/if_packet.h, version 2), the far end of a virtual Ethernet pair: its packets are
-// read from there, because the queue of a plain socket holds only a handful and an ordinary user may not enlarge it.
-// Whoever made it keeps the descriptor open and the ring mapped.
+// Where packets are taken from (linux/if_packet.h, version 2).
 struct Ring {
     uint8_t *memory = nullptr;
     size_t block = 0, frame = 0;  // bytes
     size_t frames_per_block = 0, blocks = 0;
 };
 
+// A TUN device, or, with a ring (linux/if_packet.h, version 2), the far end of a virtual Ethernet pair: its packets are
+// read from there, because the queue of a plain socket holds only a handful and an ordinary user may not enlarge it.
+// Whoever made it keeps the descriptor open and the ring mapped.
 class Device {
    public:
     // header: bytes before the IP packet.

@@ -19,7 +19,9 @@ constexpr double kLate = 1e-3;     // seconds behind its time at which a packet 
 constexpr size_t kDestination = 19;  // where in an IPv4 packet the last byte of the address is: server number + 1
 constexpr size_t kFlow = 12, kFlowBytes = 12;  // where in one without options the addresses and ports are
 
-double clock_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double clock_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 [[noreturn]] void fail(const char *what) { throw std::system_error(errno, std::generic_category(), what); }
 
@@ -96,7 +98,7 @@ void Relay::read(size_t server) {
         std::optional<Packet> packet = devices_[server].read();
         if (!packet) return;
         size_t header = devices_[server].header();
-        if (packet->size() <= header + kDestination || (*packet)[header] >> 4 != 4) continue;
+        if (packet->size() < header + kFlow + kFlowBytes || (*packet)[header] >> 4 != 4) continue;
         int receiver = (*packet)[header + kDestination] - 1;
         if (receiver < 0 || static_cast<size_t>(receiver) >= ports_.size()) continue;
         int64_t nbytes = wire_bytes(static_cast<int64_t>(packet->size() - header));

@@ -24,8 +24,8 @@ class Relay {
 
     Counters counters();
 
-    // Pass packets on until `control` ends; counters go to standard output, a line of JSON for every piece of `control`.
-    // std::system_error if a device fails.
+    // Pass packets on until `control` ends. Counters go to standard output, a line of JSON for every piece of
+    // `control`. std::system_error if a device fails.
     void run(int control);
 
    private:

@@ -35,7 +35,7 @@ void store(Packet &packet, size_t where, const T &value) {
 // Nothing of a packet that is one segment.
 std::optional<Layout> layout_of(const Packet &packet, size_t header) {
     auto virtio = load<Virtio>(packet, 0);
-    if ((virtio.kind & ~kCongestion) != kTcp4) return std::nullopt;
+    if ((virtio.kind & ~kCongestion) != kTcp4 || virtio.segment == 0) return std::nullopt;
     size_t tcp = header + 4 * (packet[header] & 0xF);
     return Layout{header, tcp, tcp + 4 * (packet[tcp + 12] >> 4), virtio.segment};
 }
@@ -80,7 +80,7 @@ Packet cut(const Packet &packet, size_t header, int first, int last) {
     size_t from = layout.payload + first * layout.segment;
     size_t to = std::min(packet.size(), layout.payload + last * layout.segment);
     Packet piece(packet.begin(), packet.begin() + static_cast<ptrdiff_t>(layout.payload));
-    piece.insert(piece.end(), packet.begin() + static_cast<ptrdiff_t>(from), packet.begin() + static_cast<ptrdiff_t>(to));
+    piece.insert(piece.end(), packet.data() + from, packet.data() + to);
     if (to - from <= layout.segment) {
         auto virtio = load<Virtio>(piece, 0);
         virtio.kind = kWhole;

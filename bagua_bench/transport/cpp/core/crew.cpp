@@ -41,10 +41,12 @@ void Crew::judge(int64_t now, double rate) {
     if (before_ && conclude(now, rate)) return;
     // What grows by itself, or recovers from something, does not tell what the streams at hand can do.
     if (rate <= 0 || earlier <= 0 || rate > earlier * Tuning::kSteadyRatio) return;
+    const bool steady = earlier <= rate * Tuning::kSteadyRatio;
+    const double usual = steady ? std::max(rate, earlier) : rate;
     if (!full())
-        attempt(now, size_ * Tuning::kGrowth, rate);
-    else if (earlier <= rate * Tuning::kSteadyRatio)
-        attempt(now, size_ - std::max<size_t>(size_ / 8, 1), std::max(rate, earlier));
+        attempt(now, size_ * Tuning::kGrowth, usual);
+    else if (steady)
+        attempt(now, size_ - std::max<size_t>(size_ / 8, 1), usual);
 }
 
 // The end of a trial; whether another size has to settle.

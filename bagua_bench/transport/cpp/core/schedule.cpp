@@ -45,24 +45,25 @@ struct Stall {
     }
 };
 
-bool far(const Pace& p) { return p.rtt > Tuning::kFarSeconds; }
-
 // Bytes/s of the window that TCP has for each round trip. It doubles meanwhile in slow start, and is halved for every
-// time-out for which nothing is sent, when something is sent again (RFC 2861).
+// time-out for which nothing is sent, when something is sent again (RFC 2861). A congestion control that goes by a rate
+// has a larger window than it uses: then its pace counts.
 double window_rate(const tcp_info& info) {
     const int64_t resting = 1000 * int64_t(info.tcpi_last_data_sent);  // microseconds, as the time-out is
     const int pauses = int(std::min<int64_t>(resting / std::max(info.tcpi_rto, 1u), 30));
-    const double first = std::min(double(info.tcpi_snd_cwnd), Tuning::kFirstWindowSegments);
-    const double window = std::max(std::ldexp(info.tcpi_snd_cwnd, -pauses), first);
-    const bool doubles = pauses > 0 || info.tcpi_snd_cwnd < info.tcpi_snd_ssthresh;
-    return (doubles ? 2 : 1) * window * info.tcpi_snd_mss / (info.tcpi_rtt * 1e-6);
+    const double whole = info.tcpi_snd_cwnd, first = std::min(whole, Tuning::kFirstWindowSegments);
+    const double window = std::max(std::ldexp(whole, -pauses), first);
+    const double threshold = std::max(double(info.tcpi_snd_ssthresh), pauses > 0 ? 0.75 * whole : 0);
+    const bool doubles = window < threshold && info.tcpi_ca_state <= TCP_CA_Disorder;
+    const double rate = (doubles ? 2 : 1) * window * info.tcpi_snd_mss / (info.tcpi_rtt * 1e-6);
+    return info.tcpi_pacing_rate > 0 ? std::min(rate, double(info.tcpi_pacing_rate)) : rate;
 }
 
 // The known rate, or the mean of the known ones. A stream that was slow and has not been used for long gets a trial.
 double rate_of(const Stream& stream, const Load& load) {
     const Pace& p = stream.pace;
-    if (p.window_rate > 0) return p.window_rate;
     if (p.rate <= 0) return load.mean;
+    if (p.window_seen) return p.rate;
     const bool stale = load.now - p.sample_began > Tuning::kStaleRateNs + int64_t(2e9 * p.rtt);
     return stale ? std::max(p.rate, Tuning::kTrialShare * load.mean) : p.rate;
 }
@@ -106,7 +107,7 @@ Schedule::Choice Schedule::choose(uint64_t message, uint64_t unwritten) {
 void Schedule::look_at_all(int64_t now) {
     for (auto& s : streams_) {
         if (s->pace.most_queued() > 0 && now - s->pace.looked >= Tuning::kLookIntervalNs) look(*s, now);
-        if (size_t(s->index) < crew_.size()) look_at_window(*s, now);
+        if (far_ && size_t(s->index) < crew_.size()) look_at_window(*s, now);
         const bool faster = s->pace.rate > Tuning::kQuickerRatio * quick_->pace.rate;
         if (size_t(s->index) < crew_.size() && (s->pace.fast > quick_->pace.fast || faster)) quick_ = s.get();
     }
@@ -147,11 +148,11 @@ Schedule::Choice Schedule::share_out(uint64_t message, uint64_t unwritten, int64
     }
     if (!best.stream && free_to_write(*first.stream)) {
         const Pace& p = first.stream->pace;
-        const double excess = double(p.most_queued()) - double(Tuning::kFirstQueueBytes) - p.rate * p.rtt;
+        const double excess = double(p.most_queued()) - double(Tuning::kFirstQueueBytes) - first.rate * p.rtt;
         if (excess <= 0)
             best = first;
         else
-            stall.soon = std::min(stall.soon, draining_ns(*first.stream, excess, p.rate));
+            stall.soon = std::min(stall.soon, draining_ns(*first.stream, excess, first.rate));
     }
     room_at_ = now + stall.length();
     if (!best.stream)
@@ -193,11 +194,11 @@ void Schedule::look(Stream& s, int64_t now) {
 // falls with the first loss, and is known of a stream that has not been used for long.
 void Schedule::look_at_window(Stream& s, int64_t now) {
     Pace& p = s.pace;
-    if (!far(p) || double(now - p.window_seen) < p.rtt / 2 * 1e9) return;
+    if (double(now - p.window_seen) < p.rtt / 2 * 1e9) return;
     tcp_info info{};
     socklen_t size = sizeof info;
     if (getsockopt(s.socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_rtt == 0) return;
-    p.window_rate = window_rate(info);
+    p.rate = window_rate(info);
     p.window_seen = now;
 }
 
@@ -216,7 +217,7 @@ void Schedule::sample(Stream& s, int64_t now) {
     p.fast = delivery >= fast && p.delivery >= fast && p.rate >= fast / 2;
     p.delivery = delivery;
     const double limited = double(info.tcpi_rwnd_limited - p.limited_then) * 1e-6;
-    if (p.sample_began > 0 && acknowledged > p.acknowledged_then && elapsed < 1 + 2 * p.rtt) {
+    if (!far_ && p.sample_began > 0 && acknowledged > p.acknowledged_then && elapsed < 1 + 2 * p.rtt) {
         const double busy = std::max(elapsed - limited, elapsed / 4);
         const double rate = double(acknowledged - p.acknowledged_then) / busy;
         const bool enough = !p.ran_dry || acknowledged - p.acknowledged_then >= Tuning::kTellingSampleBytes;

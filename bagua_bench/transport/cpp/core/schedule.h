@@ -16,13 +16,17 @@
 
 #include "crew.h"
 #include "stream.h"
+#include "tuning.h"
 
 namespace bagua {
 
 class Schedule {
   public:
     Schedule(Streams& streams, uint32_t most_chunk_bytes, bool chooses)
-        : streams_(streams), crew_(streams, chooses), most_chunk_bytes_(most_chunk_bytes) {}
+        : streams_(streams),
+          crew_(streams, chooses),
+          most_chunk_bytes_(most_chunk_bytes),
+          far_(first_round_trip(streams) > Tuning::kFarSeconds) {}
 
     struct Choice {
         Stream* stream;  // null: nobody has room now
@@ -48,6 +52,7 @@ class Schedule {
     Streams& streams_;
     Crew crew_;
     const uint32_t most_chunk_bytes_;
+    const bool far_;  // over a long path, rates are those of windows
     Stream* quick_ = nullptr;  // takes small messages while little waits in it
     int64_t room_at_ = 0;
 };

@@ -41,15 +41,14 @@ struct Pace {
     double rate = 0;  // bytes/s while busy; 0 = not known yet
     double delivery = 0;  // bytes/s of the path, as the kernel sees it
     bool fast = false;  // the path is faster than what we write
-    double rtt = 0;  // seconds, minimum
+    double rtt = 0;  // seconds, minimum; over a long path, the first one until there is a sample
     double first_rtt = 0, smooth_rtt = 0;  // seconds, mean: before anything was sent, and of late
     uint64_t written = 0;  // bytes handed to the kernel
     uint64_t queued = 0, written_then = 0;  // unacknowledged bytes when last looked at, and `written` at that time
     uint64_t acknowledged_then = 0;  // at the start of the running sample ...
     uint64_t limited_then = 0;  // ... and the microseconds for which the receiver had closed its window
     int64_t sample_began = 0;
-    double window_rate = 0;  // bytes/s of TCP's window; 0 = not known, or the path is short
-    int64_t window_seen = 0;
+    int64_t window_seen = 0;  // over a long path: when the kernel was asked for it last (ns)
     bool ran_dry = true;  // during the sample, so that it shows less than the stream could do
     int64_t looked = 0;  // when the kernel was asked last (ns)
     uint64_t most_queued() const { return queued + (written - written_then); }

@@ -25,7 +25,7 @@ struct Tuning {
     static constexpr double kTrialRoundTrips = 4;  // ... and so many round trips
     static constexpr size_t kGrowth = 4;  // times as many streams are tried
     static constexpr double kLeastGain = 1.1, kSpare = 1.25;  // of the rate by them, and streams beyond its proportion
-    static constexpr double kTrialGain = 0.25;  // of what the rate would lose in proportion, with fewer streams
+    static constexpr double kTrialGain = 0.25;  // of what the rate would gain, or lose, in proportion to the streams
     static constexpr double kSteadyRatio = 1.2;  // of the rate to the one before, or of that one to it
     static constexpr int64_t kMostUnseenNs = 20 * kMillisecond;  // between two looks of who waits
     static constexpr double kQueueShare = 0.1, kLeastQueueSeconds = 1e-3;  // of round trips that are longer than at first
@@ -54,7 +54,7 @@ struct Tuning {
     // How the rate of a stream is estimated: schedule.cpp.
     static constexpr int64_t kLookIntervalNs = 10 * kMicrosecond;  // between questions to the kernel about one stream
     static constexpr int64_t kSampleIntervalNs = 10 * kMillisecond;  // or a round trip, if it is longer
-    static constexpr double kFarSeconds = kSampleIntervalNs * 1e-9;  // a longer round trip is a long path
+    static constexpr double kFarSeconds = kSampleIntervalNs * 1e-9;  // a longer round trip makes a long path
     static constexpr uint64_t kTellingSampleBytes = 1 << 20;  // enough to tell a rate even if the stream ran dry
     static constexpr uint64_t kUnacknowledgedRestBytes = 4096;  // may have arrived: acknowledgements are saved up
     // And two round trips without a sample, after which a slow stream gets another trial.
