@@ -142,7 +142,7 @@ def test_a_connection_fills_the_line_and_does_so_after_a_pause(monkeypatch: pyte
     monkeypatch.setattr(wan, "ROUND_TRIPS", (0.02,))
     monkeypatch.setattr(wan, "WAYS", ("auto", PLAIN))
     monkeypatch.setattr(wan, "_AFTER_IDLE", 2**24)
-    [found] = wan.again(50e6, 1)
+    [found] = wan.later([50e6], [0.0], 1)
     assert 0.8 < found.of_line < 1448 / 1500
     assert 2**24 * 8 / 50e6 < found.after_idle < 2 * found.expected
 

@@ -35,10 +35,14 @@ def add(commands: Any) -> None:
     _command(commands, "encrypted", _encrypted, "what sending through WireGuard costs; needs root", rounds=5)
     help_text = "one slow pair among eight ranks: the measured order, and all others; needs root"
     _command(commands, "order", _order, help_text, rounds=5)
-    help_text = "long paths: shares of the line by number of streams; netem or the emulator"
+    help_text = "long paths: shares of the line by number of streams, from the first message on; netem or the emulator"
     one = _command(commands, "wan", _wan, help_text, rounds=5)
     one.add_argument("--lines", default="200mbit", help="rates, such as 200mbit,1gbit (default %(default)s)")
     one.add_argument("--losses", default="0%,0.01%,0.1%,1%", help="shares of packets lost (default %(default)s)")
+    help_text = "long paths: shares of the line once a connection has begun, and after a pause; netem or the emulator"
+    one = _command(commands, "later", _later, help_text, rounds=5)
+    one.add_argument("--lines", default="200mbit", help="rates, such as 200mbit,1gbit (default %(default)s)")
+    one.add_argument("--losses", default="0%,0.1%", help="shares of packets lost (default %(default)s)")
     one = _command(commands, "far", _far, "all-reduces over long paths, beside gloo; netem or the emulator", rounds=5)
     one.add_argument("--line", default="200mbit", help="its rate (default %(default)s)")
     one.add_argument("--losses", default="0%,0.1%", help="shares of packets lost (default %(default)s)")
@@ -142,24 +146,34 @@ def _order(options: argparse.Namespace) -> int:
 
 
 def _wan(options: argparse.Namespace) -> int:
-    lines = [units.parse("--lines", text, units.BITS_PER_SECOND) for text in options.lines.split(",")]
     found, table = [], Table("line", "round trip", "loss", "streams", "MB/s", "of the line", "times plain")
-    losses = [units.parse("--losses", text, units.FRACTION) for text in options.losses.split(",")]
-    for one in wan.measure(lines, losses, options.rounds):
+    for one in wan.measure(*_lines_and_losses(options), options.rounds):
         found.append(one)
         path = (*_path(one), f"{one.loss * 100:g} %")
         table.add_row(*path, one.way, f"{one.rate / 1e6:.2f}", f"{one.of_line:.2f}", f"{one.times_plain:.2f}")
         print(*path, one.way, f"{one.of_line:.2f} of the line", flush=True)
-    write(options.json, _outcome(paths=[asdict(one) for one in found]))  # the rest takes long
-    later, steady = [], Table("line", "round trip", "streams", "then, of the line", "64 MiB after idle", "expected")
-    for line in lines:
-        for next_one in wan.again(line, options.rounds):
-            later.append(next_one)
-            way, times = f"{next_one.way}: {next_one.streams}", (next_one.after_idle, next_one.expected)
-            steady.add_row(*_path(next_one), way, f"{next_one.of_line:.3f}", *(f"{seconds:.2f} s" for seconds in times))
-    Console().print(table, steady)
-    write(options.json, _outcome(paths=[asdict(one) for one in found], again=[asdict(one) for one in later]))
+    Console().print(table)
+    write(options.json, _outcome(paths=[asdict(one) for one in found]))
     return 0
+
+
+def _later(options: argparse.Namespace) -> int:
+    found = []
+    table = Table("line", "round trip", "loss", "streams", "then, of the line", "64 MiB after idle", "expected")
+    for one in wan.later(*_lines_and_losses(options), options.rounds):
+        found.append(one)
+        path, way = (*_path(one), f"{one.loss * 100:g} %"), f"{one.way}: {one.streams}"
+        times = (f"{seconds:.2f} s" for seconds in (one.after_idle, one.expected))
+        table.add_row(*path, way, f"{one.of_line:.3f}", *times)
+        print(*path, way, f"{one.of_line:.3f} of the line", flush=True)
+    Console().print(table)
+    write(options.json, _outcome(later=[asdict(one) for one in found]))
+    return 0
+
+
+def _lines_and_losses(options: argparse.Namespace) -> tuple[list[float], list[float]]:
+    lines = [units.parse("--lines", text, units.BITS_PER_SECOND) for text in options.lines.split(",")]
+    return lines, [units.parse("--losses", text, units.FRACTION) for text in options.losses.split(",")]
 
 
 def _far(options: argparse.Namespace) -> int:
@@ -191,7 +205,7 @@ def _int8(options: argparse.Namespace) -> int:
     return 0
 
 
-def _path(one: wan.Path | wan.Again | wan.Left | rough.Rough | far.Far) -> tuple[str, str]:
+def _path(one: wan.Path | wan.Later | wan.Left | rough.Rough | far.Far) -> tuple[str, str]:
     return f"{one.line / 1e6:g} Mbit/s", f"{one.round_trip * 1e3:g} ms"
 
 

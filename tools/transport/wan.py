@@ -62,16 +62,17 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Again:
-    """Medians over the rounds of what a connection carries later, over a path without loss.
+class Later:
+    """Medians over the rounds of what a connection carries once it has begun.
 
     of_line: as `Path`, when as much as at first follows at once. after_idle: seconds for 64 MiB after a pause of 3 s.
     expected: for these at that rate, with a round trip and the least that a slow start takes, in which the windows of
-    all streams double every round trip until they fill the line.
+    all streams double every round trip until they fill the line. (Where packets are lost, that is no expectation.)
     """
 
     line: float  # bit/s
     round_trip: float  # seconds
+    loss: float
     way: str
     streams: int
     of_line: float
@@ -97,28 +98,34 @@ def _path(line: float, round_trip: float, loss: float, rounds: int) -> Iterator[
         yield Path(line, round_trip, loss, way, rate, rate * 8 / line, rate / rates[PLAIN])
 
 
-def again(line: float, rounds: int) -> Iterator[Again]:
+def later(lines: Sequence[float], losses: Sequence[float], rounds: int) -> Iterator[Later]:
     """What the transport's connections carry after their beginning, and after a pause."""
+    for line in lines:
+        for round_trip in ROUND_TRIPS:
+            for loss in losses:
+                yield from _later(line, round_trip, loss, rounds)
+
+
+def _later(line: float, round_trip: float, loss: float, rounds: int) -> Iterator[Later]:
     ways = [way for way in WAYS if way != PLAIN and ", " not in way]
-    for round_trip in ROUND_TRIPS:
-        size, counts = messages(line, round_trip, 0.0, ways)
-        rates: dict[str, list[float]] = {}
-        times: dict[str, list[float]] = {}
-        streams: dict[str, list[int]] = {}
-        with _network(line, round_trip, 0.0) as (a, b):
-            for _, way in lossy.in_turn(ways, rounds):
-                with lossy.linked(a, b, way) as (pair, move):
-                    plan = partial(move, size=size, window=WINDOW, patience=120.0)
-                    plan(count=counts[way])
-                    rates.setdefault(way, []).append(counts[way] * size / _seconds(plan, counts[way]))
-                    time.sleep(_IDLE)
-                    times.setdefault(way, []).append(_seconds(plan, _AFTER_IDLE // size))
-                    streams.setdefault(way, []).append(in_use(pair))
-        for way in ways:
-            rate, after_idle = median(rates[way]), median(times[way])
-            number = round(median(streams[way]))
-            expected = _AFTER_IDLE / rate + round_trip + _slow_start(line / 8, round_trip, number)
-            yield Again(line, round_trip, way, number, rate * 8 / line, after_idle, expected)
+    size, counts = messages(line, round_trip, loss, ways)
+    rates: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
+    streams: dict[str, list[int]] = {}
+    with _network(line, round_trip, loss) as (a, b):
+        for _, way in lossy.in_turn(ways, rounds):
+            with lossy.linked(a, b, way) as (pair, move):
+                plan = partial(move, size=size, window=WINDOW, patience=120.0)
+                plan(count=counts[way])
+                rates.setdefault(way, []).append(counts[way] * size / _seconds(plan, counts[way]))
+                time.sleep(_IDLE)
+                times.setdefault(way, []).append(_seconds(plan, _AFTER_IDLE // size))
+                streams.setdefault(way, []).append(in_use(pair))
+    for way in ways:
+        rate, after_idle = median(rates[way]), median(times[way])
+        number = round(median(streams[way]))
+        expected = _AFTER_IDLE / rate + round_trip + _slow_start(line / 8, round_trip, number)
+        yield Later(line, round_trip, loss, way, number, rate * 8 / line, after_idle, expected)
 
 
 def _seconds(plan: Callable[..., object], count: int) -> float:

@@ -1,0 +1,99 @@
+"""How many of its streams a connection takes into use, on a clock and paths of the test's own."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tools.transport import compiled
+
+STEP = 5e-3  # seconds between two looks
+Rate = Callable[[float, int], float]
+"""Bytes/s that so many streams could carry at a time."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    sources = [Path(__file__).parent / "native/stage.cpp", *sorted((compiled.TRANSPORT / "core").glob("*.cpp"))]
+    target = tmp_path_factory.mktemp("crew") / "libcrew.so"
+    if not shutil.which("g++"):
+        pytest.skip("g++ is not installed")
+    compiled.link(sources, ["-O1"], target)
+    built = ctypes.CDLL(str(target))
+    built.crew_new.argtypes, built.crew_new.restype = [ctypes.c_int, ctypes.c_double], ctypes.c_void_p
+    built.crew_step.argtypes = [ctypes.c_void_p, *[ctypes.c_double] * 3]
+    built.crew_delete.argtypes = [ctypes.c_void_p]
+    return built
+
+
+def sizes(library: ctypes.CDLL, streams: int, round_trip: float, line: float, rate: Rate, seconds: float) -> list[int]:
+    """How many streams are in use at every step; where they could carry more than the line, a queue builds up."""
+    crew, found = library.crew_new(streams, round_trip), []
+    size = library.crew_step(crew, 0.0, 0.0, round_trip)
+    for step in range(round(seconds / STEP)):
+        wanted = rate(step * STEP, size)
+        seen = round_trip * (1.5 if wanted > line else 1.0)
+        size = library.crew_step(crew, STEP, min(wanted, line), seen)
+        found.append(size)
+    library.crew_delete(crew)
+    return found
+
+
+def test_where_packets_are_lost_all_streams_are_in_use_within_two_seconds(library: ctypes.CDLL) -> None:
+    found = sizes(library, 160, 0.08, 125e6, lambda _, size: 0.5e6 * size, 10.0)
+    assert found[0] == 40, "one for each 2 ms"
+    assert set(found[round(2 / STEP) :]) == {160}
+
+
+def test_a_full_line_is_left_to_others(library: ctypes.CDLL) -> None:
+    assert sizes(library, 160, 0.08, 25e6, lambda _, size: 25e6 * size, 60.0)[-1] == 4
+
+
+def test_as_many_stay_as_the_line_has_room_for(library: ctypes.CDLL) -> None:
+    """A third more than the ten of the beginning, of forty."""
+    found = sizes(library, 40, 0.02, 13.4e6, lambda _, size: 1e6 * size, 60.0)
+    assert found[0] == 10
+    assert set(found[round(3 / STEP) :]) <= set(range(10, 18))
+    assert sum(found[round(3 / STEP) :]) / len(found[round(3 / STEP) :]) > 12
+
+
+def test_what_gains_nothing_is_tried_less_and_less(library: ctypes.CDLL) -> None:
+    """Something else limits them: not the streams, and not the line."""
+    found = sizes(library, 40, 0.02, 125e6, lambda _, __: 20e6, 300.0)
+    assert set(found) == {10, 40}
+    began = [step * STEP for step, (a, b) in enumerate(pairwise(found)) if a < b]
+    pauses = [b - a for a, b in pairwise(began)]
+    assert 3 <= len(began) <= 7
+    assert all(later > 1.5 * pause for pause, later in pairwise(pauses) if pause < 100)
+
+
+def test_after_a_trial_in_vain_a_rate_that_falls_is_reason_for_another(library: ctypes.CDLL) -> None:
+    """Windows that grew before the first loss: each stream carries a fifth three seconds later."""
+
+    def rate(seconds: float, size: int) -> float:
+        return 0.4e6 * size if seconds > 3 else 20e6
+
+    found = sizes(library, 40, 0.02, 125e6, rate, 6.0)
+    assert found[round(2.9 / STEP)] == 10
+    assert found[-1] == 40, "though the pause was 4 s"
+
+
+def test_a_rate_that_grows_by_itself_is_left_alone(library: ctypes.CDLL) -> None:
+    assert set(sizes(library, 40, 0.02, 1e12, lambda seconds, _: 1e6 * 2 ** (4 * seconds), 4.0)) == {10}
+
+
+def test_an_outage_ends_a_trial(library: ctypes.CDLL) -> None:
+    """It tells nothing, so there is another trial soon after it."""
+
+    def rate(seconds: float, size: int) -> float:
+        return 0.0 if 0.6 < seconds < 2 else 0.4e6 * size
+
+    found = sizes(library, 40, 0.02, 125e6, rate, 5.0)
+    assert found[round(0.59 / STEP)] == 40
+    assert found[round(1.9 / STEP)] == 10
+    assert found[-1] == 40
