@@ -21,7 +21,7 @@ _REMOTE = 6
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "open": (_P, [_I, _I, _P, _P, _Z]),
     "join": (_I, [_P, _P, _L]),
-    "arrange": (_I, [_P, _P, _P, _I]),
+    "arrange": (_I, [_P, _P, _P, _I, _P]),
     "use_int8": (None, [_P]),
     "int8_bytes": (_Z, [_I, _Z, _I, _I]),
     "lossy": (None, [_P, _P]),
@@ -101,18 +101,25 @@ class Group:
         """Connect to all ranks; collective. `handles` in order of rank, `timeout` in seconds."""
         self._check("join", self._lib.bagua_net_join(self._group, b"".join(handles), _ns(timeout)))
 
-    def arrange(self, line: Sequence[int], pairs: Sequence[int], ring: bool = False) -> None:
+    def arrange(
+        self, line: Sequence[int], pairs: Sequence[int], ring: bool = False, tree: Sequence[int] | None = None
+    ) -> None:
         """Let collectives go through the ranks in these orders, which must be the same on all ranks.
 
         line: of rings and chains. pairs: of halving and doubling, in which ranks are partners whose places differ in
-        one bit. ring: all-reduces go along a ring even where the number of ranks allows halving. ValueError if one of
-        them is not an order of all ranks.
+        one bit. ring: all-reduces go along a ring even where the number of ranks allows halving. tree: the parents of
+        all ranks, -1 of the root: large all-reduces go along this tree, unless they are lossy. ValueError if one of
+        them is not an order, or not a tree, of all ranks.
         """
         for name, order in (("line", line), ("pairs", pairs)):
             if sorted(order) != list(range(self.size)):
                 raise ValueError(f"bagua_net: {name}={list(order)}: allowed: each of {self.size} ranks once")
         orders = ((_I * self.size)(*line), (_I * self.size)(*pairs))
-        self._check("arrange", self._lib.bagua_net_arrange(self._group, *orders, ring))
+        wrong = tree is not None and len(tree) != self.size
+        parents = None if tree is None or wrong else (_I * self.size)(*tree)
+        if wrong or self._lib.bagua_net_arrange(self._group, *orders, ring, parents):
+            allowed = f"a parent of each of {self.size} ranks, -1 of the root"
+            raise ValueError(f"bagua_net: tree={list(tree or [])}: allowed: {allowed}")
 
     def use_int8(self) -> None:
         """From now on large sums and averages of floats go as 8-bit integers: lossy. On all ranks, or on none."""

@@ -1,7 +1,8 @@
 """In which order a group's collectives go through its ranks: measure the rates between all pairs, and choose.
 
 A ring is as slow as the slowest pair of neighbours, and halving as the slowest pair that exchanges halves. One bad
-line, or servers that are numbered badly, therefore hold up an all-reduce, although nobody needs that line.
+line, or servers that are numbered badly, therefore hold up an all-reduce, although nobody needs that line. A rank
+that has only slow lines holds it up least as a leaf of a tree.
 """
 
 from __future__ import annotations
@@ -10,39 +11,47 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, permutations
 
+from bagua_bench.transport import trees
 from bagua_bench.transport.native import Group, Piece
+from bagua_bench.transport.trees import Parents, Rates
 
 _FIRST, _UNIT = 1 << 16, 1 << 18  # bytes: that open up a connection, untimed; and of a message
 _SECONDS, _LONG = 0.1, 0.5  # that a measurement takes; a message that takes so long is measurement enough
+_TRIED = 1 << 20, 1 << 22  # bytes of the all-reduces that are tried, at least and at most
 _LEAST, _MOST = 2, 64  # messages of one measurement
 _GAIN = 1.1  # times as fast as the given order another one must be; less may be noise
 _FEW, _MANY = 8, 64  # ranks of which every order is tried, and of which none is measured any more
 _SPREAD = 0.01  # weight of the mean over all pairs beside the slowest: it decides between orders that are equal there
 _UINT8, _MINIMUM = 6, 3  # as in cpp/collectives/reduce.h
 
-Rates = Sequence[Sequence[float]]
-"""Bytes/s between two ranks, both ways at once; of a rank with itself it means nothing."""
-
 
 @dataclass(frozen=True)
 class Order:
-    """Ranks by seat: of rings and chains, and of halving. ring: by which of them all-reduces go."""
+    """Ranks by seat: of rings and chains, and of halving. ring: by which of them all-reduces go; but where there is a
+    tree, large ones go along it."""
 
     line: tuple[int, ...]
     pairs: tuple[int, ...]
     ring: bool
+    tree: Parents | None = None
 
     def __str__(self) -> str:
         rings = f"rings of ranks {_text(self.line)}"
+        if self.tree:
+            return f"a tree of ranks {trees.text(self.tree)}, {rings}"
         return rings if self.ring else f"halving of ranks {_text(self.pairs)}, {rings}"
 
     @property
     def used(self) -> tuple[int, ...]:
-        """By all-reduces."""
+        """By all-reduces, where there is no tree."""
         return self.line if self.ring else self.pairs
+
+    def use(self, group: Group) -> None:
+        """Let a group's collectives go so; on all its ranks."""
+        group.arrange(self.line, self.pairs, self.ring, self.tree)
 
 
 def _text(ranks: Sequence[int]) -> str:
@@ -52,21 +61,53 @@ def _text(ranks: Sequence[int]) -> str:
 def settle(group: Group, timeout: float) -> Order | None:
     """Measure, choose and use an order; collective. None, and nothing changes, with two ranks, or more than 64.
 
-    It takes a tenth of a second for each rank, and up to two seconds where one of its lines is slow; `timeout` in
-    seconds is for each step of it.
+    It takes a tenth of a second for each rank, and up to two seconds where one of its lines is slow; a tree is tried
+    before it is used, which takes a few seconds more. `timeout` in seconds is for each step of it.
     """
-    size = group.size
-    if not 2 < size <= _MANY:
+    if not 2 < group.size <= _MANY:
         return None
     rates = survey(group, timeout)
-    chosen = array("i", range(2 * size + 1))
-    if group.rank == 0:  # one rank chooses for all: arithmetic may differ between them
-        best_one = best(rates)
-        chosen = array("i", [*best_one.line, *best_one.pairs, best_one.ring])
-    group.broadcast(chosen.buffer_info()[0], len(chosen) * chosen.itemsize, 0, timeout)
-    order = Order(tuple(chosen[:size]), tuple(chosen[size:-1]), bool(chosen[-1]))
-    group.arrange(order.line, order.pairs, order.ring)
+    order = _told(group, best(rates) if group.rank == 0 else None, timeout)  # arithmetic may differ between ranks
+    if order.tree:
+        without = replace(order, tree=None)
+        size = int(min(max(_LONG * _slowest(rates), _TRIED[0]), _TRIED[1]))
+        if not _faster(group, order, without, size, timeout):
+            order = without
+    order.use(group)
     return order
+
+
+def _told(group: Group, order: Order | None, timeout: float) -> Order:
+    """The order of rank 0, on all ranks."""
+    size = group.size
+    found = array("i", bytes(4 * (3 * size + 1)))
+    if order:
+        found = array("i", [*order.line, *order.pairs, *(order.tree or [size] * size), order.ring])
+    group.broadcast(found.buffer_info()[0], len(found) * found.itemsize, 0, timeout)
+    line, pairs, tree = (tuple(found[k * size : (k + 1) * size]) for k in range(3))
+    return Order(line, pairs, bool(found[-1]), tree if size not in tree else None)
+
+
+def _slowest(rates: Rates) -> float:
+    return min(rate for one, row in enumerate(rates) for other, rate in enumerate(row) if one != other)
+
+
+def _faster(group: Group, one: Order, other: Order, size: int, timeout: float) -> bool:
+    """Whether an all-reduce of so many bytes takes less time by one order, as rank 0 sees it; the same on all ranks."""
+    memory = array("B", bytes(size))
+    address, _ = memory.buffer_info()
+
+    def seconds(order: Order) -> float:
+        order.use(group)
+        group.all_reduce(address, size, _UINT8, _MINIMUM, timeout)  # it opens connections up
+        began = time.monotonic()
+        group.all_reduce(address, size, _UINT8, _MINIMUM, timeout)
+        group.all_reduce(address, 1, _UINT8, _MINIMUM, timeout)  # everyone has it
+        return time.monotonic() - began
+
+    answer = array("B", [seconds(one) < seconds(other)])
+    group.broadcast(answer.buffer_info()[0], 1, 0, timeout)
+    return bool(answer[0])
 
 
 def survey(group: Group, timeout: float) -> Rates:
@@ -110,16 +151,20 @@ def _rounds(size: int) -> Iterator[list[tuple[int, int]]]:
 
 
 def best(rates: Rates) -> Order:
-    """The orders in which a large all-reduce should be fastest; the given one unless another gains more than noise.
+    """The orders in which a large all-reduce should be fastest; the given one, and no tree, unless it gains more than
+    noise.
 
     With up to eight ranks they are the best of all; with more, such that no swap of two ranks makes them better.
     """
     given = tuple(range(len(rates)))
-    line = _searched(rates, _along_a_ring)
-    if len(rates) < 3 or len(rates) & (len(rates) - 1):  # halving takes a power of two of ranks
-        return Order(line, given, True)
-    pairs = _searched(rates, _halving)
-    return Order(line, pairs, _halving(rates, pairs) > _GAIN * _along_a_ring(rates, line))
+    line, pairs = _searched(rates, _along_a_ring), given
+    ring, cost = True, _along_a_ring(rates, line)
+    if len(rates) > 2 and not len(rates) & (len(rates) - 1):  # halving takes a power of two of ranks
+        pairs = _searched(rates, _halving)
+        ring = _halving(rates, pairs) > _GAIN * cost
+        cost = cost if ring else _halving(rates, pairs)
+    tree, by_tree = trees.best(rates)
+    return Order(line, pairs, ring, tree if cost > _GAIN * by_tree else None)
 
 
 Cost = Callable[[Rates, Sequence[int]], float]

@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     one = _command(commands, "crowd", _crowd, "what it takes to set up groups of many ranks", rounds=3)
     one.add_argument("--ranks", default="8,32,128", help="sizes of the groups (default %(default)s)")
     _command(commands, "encrypted", _encrypted, "what sending through WireGuard costs; needs root", rounds=5)
-    help_text = "one slow pair among eight ranks: the measured order, and all others; needs root"
+    help_text = "a slow pair, or a slow rank, among eight: the measured order, and others; needs root"
     _command(commands, "order", _order, help_text, rounds=5)
     help_text = "long paths: shares of the line by number of streams, from the first message on; netem or the emulator"
     one = _command(commands, "wan", _wan, help_text, rounds=5)
@@ -133,13 +133,12 @@ def _torch_cases(options: argparse.Namespace) -> int:
 def _order(options: argparse.Namespace) -> int:
     if reason := shaped.unavailable():
         raise ValueError(reason)
-    found, table = [], Table("slow pair", "order of an all-reduce", "seconds", "times the best")
-    for pair in orders.PAIRS:
-        found.append(orders.search(pair, options.rounds))
-        for kind in found[-1].kinds:
-            ranks, ratio = ", ".join(map(str, kind.ranks)), found[-1].times_best(kind.name)
-            way = "a ring of " if kind.ring else ""
-            table.add_row(f"{pair[0]}, {pair[1]}", f"{kind.name}: {way}{ranks}", f"{kind.typical:.3f}", f"{ratio:.2f}")
+    found, table = [], Table("slow", "order of an all-reduce", "seconds", "times the best")
+    for search in orders.searches(options.rounds):
+        found.append(search)
+        for kind in search.kinds:
+            slow, ratio = " and ".join(map(str, search.slow)), search.times_best(kind.name)
+            table.add_row(slow, f"{kind.name}: {kind.way}", f"{kind.typical:.3f}", f"{ratio:.2f}")
     Console().print(table)
     write(options.json, _outcome(orders=[asdict(one) for one in found]))
     return 0

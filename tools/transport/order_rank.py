@@ -21,8 +21,8 @@ _FLOAT, _SUM = 0, 0
 
 
 def main() -> None:
-    """Connect, print that it is ready, then serve {"survey": true} and {"ranks": [...], "ring": false, "bytes": n,
-    "repeat": k}, an all-reduce in an order."""
+    """Connect, print that it is ready, then serve {"survey": true}, {"settle": true} and {"ranks": [...], "ring":
+    false, "tree": null, "bytes": n, "repeat": k}, an all-reduce in an order."""
     rank, size, host, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     store = TCPStore(host, port, size, is_master=rank == 0)
     group = Group(rank, size)
@@ -38,16 +38,22 @@ def _answer(group: Group, asked: dict[str, Any]) -> dict[str, Any]:
         began = time.monotonic()
         rates = order.survey(group, _LIMIT)
         return {"rates": rates, "seconds": time.monotonic() - began}
-    group.arrange(asked["ranks"], asked["ranks"], asked["ring"])
+    if "settle" in asked:
+        began = time.monotonic()
+        found = order.settle(group, _LIMIT)
+        assert found, "there are more than two ranks"
+        seconds = time.monotonic() - began
+        return {"ranks": found.used, "ring": found.ring, "tree": found.tree, "seconds": seconds}
+    group.arrange(asked["ranks"], asked["ranks"], asked["ring"], asked["tree"])
     data = array.array("f", bytes(asked["bytes"]))
     address, count = data.buffer_info()
-    seconds = []
+    times = []
     for number in range(1 + asked["repeat"]):  # the first one is not counted
         began = time.monotonic()
         group.all_reduce(address, count, _FLOAT, _SUM, _LIMIT)
         if number:
-            seconds.append(time.monotonic() - began)
-    return {"seconds": sum(seconds) / len(seconds)}
+            times.append(time.monotonic() - began)
+    return {"seconds": sum(times) / len(times)}
 
 
 if __name__ == "__main__":

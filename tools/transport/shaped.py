@@ -82,8 +82,9 @@ def pair(links: int = 1, probe: bool = False) -> Iterator[tuple[Site, Site]]:
 
 
 @contextmanager
-def star(count: int) -> Iterator[list[Site]]:
-    """So many sites around a router; they are deleted on leaving. Packets from one to another pass the router."""
+def star(count: int) -> Iterator[tuple[Site, list[Site]]]:
+    """A router and so many sites around it; they are deleted on leaving. Packets from one to another pass the router,
+    whose link bbK leads to site K."""
     tag = f"bb{os.getpid()}s"
     router = Site(f"{tag}r", "", "")
     sites = [Site(f"{tag}{k}", "bb0", f"10.97.{k}.2") for k in range(count)]
@@ -101,7 +102,7 @@ def star(count: int) -> Iterator[list[Site]]:
             site.run("ip", "route", "add", "default", "via", f"10.97.{k}.1")
             site.run("sysctl", "-qw", f"net.ipv4.tcp_congestion_control={CONGESTION}")
         await_carrier(sites)
-        yield sites
+        yield router, sites
     finally:
         for site in (router, *sites):
             if Path("/run/netns", site.namespace).exists():

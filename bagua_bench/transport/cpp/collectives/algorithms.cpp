@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "pipeline.h"
+#include "tree.h"
 
 namespace bagua {
 
@@ -211,6 +212,8 @@ Status all_reduce(Mesh& mesh, void* data, size_t count, Elements e) {
         Status s;
         if (small)
             s = in_few_steps(mesh, data, count, e);
+        else if (!mesh.tree.empty())
+            s = all_reduce_along_the_tree(mesh, data, count, e);
         else if (mesh.halves())
             s = Halving{mesh, static_cast<unsigned char*>(data), unit, e}.run({0, count}, 1);
         else

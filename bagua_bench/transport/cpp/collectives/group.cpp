@@ -15,6 +15,7 @@
 #include "int8_all_reduce.h"
 #include "messages.h"
 #include "switchboard.h"
+#include "tree.h"
 
 namespace {
 
@@ -114,7 +115,7 @@ EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) 
     return finish(g, status);
 }
 
-EXPORT int bagua_net_arrange(void* group, const int* line, const int* pairs, int ring) {
+EXPORT int bagua_net_arrange(void* group, const int* line, const int* pairs, int ring, const int* tree) {
     Mesh& mesh = group_of(group).collectives;
     for (const int* order : {line, pairs}) {
         std::vector<int> sorted(order, order + mesh.size);
@@ -122,9 +123,11 @@ EXPORT int bagua_net_arrange(void* group, const int* line, const int* pairs, int
         for (int rank = 0; rank < mesh.size; ++rank)
             if (sorted[size_t(rank)] != rank) return int(Code::argument);
     }
+    if (tree && !is_tree({tree, tree + mesh.size})) return int(Code::argument);
     mesh.line = Seats({line, line + mesh.size});
     mesh.pairs = Seats({pairs, pairs + mesh.size});
     mesh.ring = ring != 0;
+    mesh.tree = tree ? std::vector<int>(tree, tree + mesh.size) : std::vector<int>{};
     return 0;
 }
 

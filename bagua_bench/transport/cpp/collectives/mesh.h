@@ -83,6 +83,8 @@ class Mesh {
     // `ring`: all-reduces go along a ring, even where they could go by halving.
     Seats line, pairs;
     bool ring = false;
+    // Where large all-reduces go along a tree: each rank's parent, -1 of the root. Otherwise empty.
+    std::vector<int> tree;
     // Whether large all-reduces go by halving, which takes a power of two of ranks.
     bool halves() const { return !ring && size > 2 && (size & (size - 1)) == 0; }
 

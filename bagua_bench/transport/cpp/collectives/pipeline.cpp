@@ -15,11 +15,11 @@ constexpr size_t kLeast = 128 << 10, kMost = 256 << 10, kParts = 4;
 constexpr size_t kNear = 2, kFar = 128;
 constexpr double kSlicePerSeconds = 0.25e-3;
 
+}  // namespace
+
 size_t under_way(const Mesh& mesh, int peer) {
     return std::clamp(size_t(std::ceil(mesh.round_trip(peer) / kSlicePerSeconds)), kNear, kFar);
 }
-
-}  // namespace
 
 Pipeline::Pipeline(const Mesh& mesh, int from_rank, int to_rank)
     : from(from_rank),

@@ -31,6 +31,9 @@ struct Pipeline {
     Status run(Mesh& mesh);
 };
 
+// How many slices should be on their way from a rank at once.
+size_t under_way(const Mesh& mesh, int peer);
+
 // Size of a slice for blocks of so many bytes: small enough to overlap several, not so small that calls dominate.
 size_t slice_size(size_t block);
 
