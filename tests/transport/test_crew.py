@@ -1,4 +1,4 @@
-"""How many of its streams a connection takes into use, on a clock and paths of the test's own."""
+"""Streams over long paths: how many are used, on a clock and paths of the test's own, and what a window carries."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     built = ctypes.CDLL(str(target))
     built.crew_new.argtypes, built.crew_new.restype = [ctypes.c_int, ctypes.c_double], ctypes.c_void_p
     built.crew_step.argtypes = [ctypes.c_void_p, *[ctypes.c_double] * 3]
+    built.rate_of_window.argtypes = [*[ctypes.c_uint] * 5, ctypes.c_int, ctypes.c_double]
+    built.rate_of_window.restype = ctypes.c_double
     built.crew_delete.argtypes = [ctypes.c_void_p]
     return built
 
@@ -97,3 +99,26 @@ def test_an_outage_ends_a_trial(library: ctypes.CDLL) -> None:
     assert found[round(0.59 / STEP)] == 40
     assert found[round(1.9 / STEP)] == 10
     assert found[-1] == 40
+
+
+NO_THRESHOLD, OPEN, RECOVERY = 2**31 - 1, 0, 3  # of the kernel: nothing was lost yet; states of congestion control
+
+
+@pytest.mark.parametrize(
+    ("expected", "segments", "threshold", "resting", "state", "pace"),
+    [
+        pytest.param(1.0e6, 100, 80, 0, OPEN, 0, id="a window per round trip"),
+        pytest.param(2.0e6, 100, NO_THRESHOLD, 0, OPEN, 0, id="which doubles meanwhile in slow start"),
+        pytest.param(1.0e6, 100, NO_THRESHOLD, 0, RECOVERY, 0, id="but not while it repeats what was lost"),
+        pytest.param(0.5e6, 100, NO_THRESHOLD, 0, OPEN, 0.5e6, id="no more than its pace"),
+        pytest.param(1.0e6, 100, 60, 300_000, OPEN, 0, id="half after a time-out's rest, and it doubles again"),
+        pytest.param(0.5e6, 100, 60, 700_000, OPEN, 0, id="a quarter after two"),
+        pytest.param(0.2e6, 100, 60, 3_600_000_000, OPEN, 0, id="never less than that of a new connection"),
+        pytest.param(0.03e6, 3, 3, 3_600_000_000, OPEN, 0, id="unless it was less"),
+    ],
+)
+def test_a_window_carries_what_tcp_would_send_in_a_round_trip(
+    library: ctypes.CDLL, expected: float, segments: int, threshold: int, resting: int, state: int, pace: float
+) -> None:
+    rate = library.rate_of_window(segments, threshold, 100_000, 300_000, resting, state, pace)
+    assert rate == pytest.approx(expected)

@@ -1,7 +1,7 @@
-// A crew of streams on a clock and a path of the test's own.
-#include "core/crew.h"
+// A crew of streams on a clock and a path of the test's own, and the rate of a window.
+#include <linux/tcp.h>
 
-#include "core/tuning.h"
+#include "core/schedule.h"
 
 using namespace bagua;
 
@@ -37,3 +37,18 @@ EXPORT int crew_step(Stage* stage, double seconds, double rate, double round_tri
 }
 
 EXPORT void crew_delete(Stage* stage) { delete stage; }
+
+// Of 1000 bytes to a segment; times in microseconds.
+EXPORT double rate_of_window(
+    unsigned segments, unsigned threshold, unsigned round_trip, unsigned rto, unsigned resting, int state, double pace) {
+    tcp_info info{};
+    info.tcpi_snd_mss = 1000;
+    info.tcpi_snd_cwnd = segments;
+    info.tcpi_snd_ssthresh = threshold;
+    info.tcpi_rtt = round_trip;
+    info.tcpi_rto = rto;
+    info.tcpi_last_data_sent = resting / 1000;
+    info.tcpi_ca_state = uint8_t(state);
+    info.tcpi_pacing_rate = uint64_t(pace);
+    return window_rate(info);
+}

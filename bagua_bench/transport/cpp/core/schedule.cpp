@@ -45,20 +45,6 @@ struct Stall {
     }
 };
 
-// Bytes/s of the window that TCP has for each round trip. It doubles meanwhile in slow start, and is halved for every
-// time-out for which nothing is sent, when something is sent again (RFC 2861). A congestion control that goes by a rate
-// has a larger window than it uses: then its pace counts.
-double window_rate(const tcp_info& info) {
-    const int64_t resting = 1000 * int64_t(info.tcpi_last_data_sent);  // microseconds, as the time-out is
-    const int pauses = int(std::min<int64_t>(resting / std::max(info.tcpi_rto, 1u), 30));
-    const double whole = info.tcpi_snd_cwnd, first = std::min(whole, Tuning::kFirstWindowSegments);
-    const double window = std::max(std::ldexp(whole, -pauses), first);
-    const double threshold = std::max(double(info.tcpi_snd_ssthresh), pauses > 0 ? 0.75 * whole : 0);
-    const bool doubles = window < threshold && info.tcpi_ca_state <= TCP_CA_Disorder;
-    const double rate = (doubles ? 2 : 1) * window * info.tcpi_snd_mss / (info.tcpi_rtt * 1e-6);
-    return info.tcpi_pacing_rate > 0 ? std::min(rate, double(info.tcpi_pacing_rate)) : rate;
-}
-
 // The known rate, or the mean of the known ones. A stream that was slow and has not been used for long gets a trial.
 double rate_of(const Stream& stream, const Load& load) {
     const Pace& p = stream.pace;
@@ -92,6 +78,17 @@ Offer offer_of(Stream& s, const Load& load, uint64_t message) {
 
 }  // namespace
 
+double window_rate(const tcp_info& info) {
+    const int64_t resting = 1000 * int64_t(info.tcpi_last_data_sent);  // microseconds, as the time-out is
+    const int pauses = int(std::min<int64_t>(resting / std::max(info.tcpi_rto, 1u), 30));
+    const double whole = info.tcpi_snd_cwnd, first = std::min(whole, Tuning::kFirstWindowSegments);
+    const double window = std::max(std::ldexp(whole, -pauses), first);
+    const double threshold = std::max(double(info.tcpi_snd_ssthresh), pauses > 0 ? 0.75 * whole : 0);
+    const bool doubles = window < threshold && info.tcpi_ca_state <= TCP_CA_Disorder;
+    const double rate = (doubles ? 2 : 1) * window * info.tcpi_snd_mss / (info.tcpi_rtt * 1e-6);
+    return info.tcpi_pacing_rate > 0 ? std::min(rate, double(info.tcpi_pacing_rate)) : rate;
+}
+
 Schedule::Choice Schedule::choose(uint64_t message, uint64_t unwritten) {
     if (!quick_ || size_t(quick_->index) >= crew_.size()) quick_ = streams_[0].get();
     const uint64_t small = Tuning::kSmallMessageBytes, unwatched = Tuning::kUnwatchedQueueBytes;
@@ -106,7 +103,7 @@ Schedule::Choice Schedule::choose(uint64_t message, uint64_t unwritten) {
 // Ask the kernel about the streams that hold something, and see which of them is quick.
 void Schedule::look_at_all(int64_t now) {
     for (auto& s : streams_) {
-        if (s->pace.most_queued() > 0 && now - s->pace.looked >= Tuning::kLookIntervalNs) look(*s, now);
+        if (s->pace.most_queued() > 0 && now - s->pace.looked >= look_interval_) look(*s, now);
         if (far_ && size_t(s->index) < crew_.size()) look_at_window(*s, now);
         const bool faster = s->pace.rate > Tuning::kQuickerRatio * quick_->pace.rate;
         if (size_t(s->index) < crew_.size() && (s->pace.fast > quick_->pace.fast || faster)) quick_ = s.get();

@@ -18,7 +18,14 @@
 #include "stream.h"
 #include "tuning.h"
 
+struct tcp_info;
+
 namespace bagua {
+
+// Bytes/s of the window that TCP has for each round trip. It doubles meanwhile in slow start, and is halved for every
+// time-out for which nothing is sent, when something is sent again (RFC 2861). A congestion control that goes by a rate
+// has a larger window than it uses: then its pace counts.
+double window_rate(const tcp_info& info);
 
 class Schedule {
   public:
@@ -26,7 +33,8 @@ class Schedule {
         : streams_(streams),
           crew_(streams, chooses),
           most_chunk_bytes_(most_chunk_bytes),
-          far_(first_round_trip(streams) > Tuning::kFarSeconds) {}
+          far_(first_round_trip(streams) > Tuning::kFarSeconds),
+          look_interval_(far_ ? Tuning::kFarLookIntervalNs : Tuning::kLookIntervalNs) {}
 
     struct Choice {
         Stream* stream;  // null: nobody has room now
@@ -53,6 +61,7 @@ class Schedule {
     Crew crew_;
     const uint32_t most_chunk_bytes_;
     const bool far_;  // over a long path, rates are those of windows
+    const int64_t look_interval_;
     Stream* quick_ = nullptr;  // takes small messages while little waits in it
     int64_t room_at_ = 0;
 };

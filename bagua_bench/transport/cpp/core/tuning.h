@@ -53,6 +53,7 @@ struct Tuning {
 
     // How the rate of a stream is estimated: schedule.cpp.
     static constexpr int64_t kLookIntervalNs = 10 * kMicrosecond;  // between questions to the kernel about one stream
+    static constexpr int64_t kFarLookIntervalNs = kMillisecond;  // over a long path, with up to 256 streams
     static constexpr int64_t kSampleIntervalNs = 10 * kMillisecond;  // or a round trip, if it is longer
     static constexpr double kFarSeconds = kSampleIntervalNs * 1e-9;  // a longer round trip makes a long path
     static constexpr uint64_t kTellingSampleBytes = 1 << 20;  // enough to tell a rate even if the stream ran dry
