@@ -79,6 +79,8 @@ class Physics:
     """Collectives that the transport runs at a time if it is handed several; their bytes share the line."""
     call: NotNegative = 0.0
     """Host time to launch a collective and to notice its end; the bucket's other work waits meanwhile."""
+    packing: Positive = 2.3e9
+    """Bytes/s of floats that a rank packs to 8 bits, adds up and unpacks in an all-reduce (`transport.wire`)."""
     inside: Positive = 134e9
     """Bus bandwidth of collectives inside a server."""
     inside_latency: NotNegative = 60e-6

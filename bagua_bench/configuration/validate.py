@@ -176,14 +176,14 @@ def _transport(cell: Cell) -> Iterator[str]:
 
 
 def _wire(cell: Cell) -> Iterator[str]:
-    """Neither a peer nor the simulator knows what is really sent. Averages of weights would lose what is small."""
+    """A peer does not know what is really sent. Averages of weights would lose what is small."""
     wire = cell.transport.wire
     if wire is None:
         return
     if wire != INT8 or cell.transport.backend != "bagua_net":
         yield f"transport.wire={wire}: allowed: {INT8} with transport=bagua_net, otherwise null"
-    if cell.mode == "simulate" or cell.shrink != 1:
-        yield f"transport.wire={wire}: allowed: mode=measure or emulate, with compute.shrink=1"
+    if cell.shrink != 1:
+        yield f"transport.wire={wire}: allowed: with compute.shrink=1"
     if facts.algorithm(cell.algo).peer or attributes(cell.algo.target).get("consensus") or cell.run.elastic is not None:
         yield (
             f"transport.wire={wire}: allowed: algorithms of the engine that add up gradients, not weights, and no "

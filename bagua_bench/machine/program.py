@@ -37,6 +37,8 @@ class Collective:
     offsets: tuple[int, ...] = ()
     group: tuple[int, int] | None = None
     """Number of servers, and of ranks on each, if only some take part."""
+    packs: int = 0
+    """Bytes of floats that travel as the `nbytes` of 8-bit integers; 0: the tensor travels as it is."""
 
 
 Operation = Traffic | Collective

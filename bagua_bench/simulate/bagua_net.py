@@ -19,14 +19,21 @@ FEW_BYTES, FEW_RANKS = 32 << 10, 8
 """Up to so many bytes the number of steps matters more than the bytes; so many ranks send to each other at once."""
 TREE_BYTES = {"broadcast": 256 << 10, "reduce": FEW_BYTES}
 """Up to so many bytes they go along a tree."""
+_SHARE = 256
+"""Floats that share a scale of 4 bytes where they travel as 8-bit integers (int8.h)."""
 _SLICES = 128 << 10, 256 << 10
 """Least and most bytes of the parts of a block that follow each other (pipeline.cpp); else a quarter of it."""
+
+
+def packed(floats: int) -> int:
+    """Bytes of so many floats as 8-bit integers."""
+    return floats + 4 * math.ceil(floats / _SHARE)
 
 
 def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:
     """In few steps if it is small, by halves among a power of two of ranks, else along a ring."""
     ranks = cluster.layout.servers * g
-    if call.nbytes <= FEW_BYTES:
+    if max(call.nbytes, call.packs) <= FEW_BYTES:
         return _doubling(call.nbytes, g, cluster)
     if _is_power(ranks):
         return _halving(call.nbytes, g, cluster)

@@ -24,12 +24,13 @@ def seconds(call: Collective, cluster: Cluster) -> float:
         cluster = replace(cluster, layout=Layout(*call.group))
     servers, per_server = cluster.layout.servers, cluster.layout.per_server
     host = cluster.physics.call
+    packing = call.packs / cluster.physics.packing  # beside the transfer, slice after slice
     if call.level == "intra" or (call.level == "flat" and servers == 1):
-        return host + inside(call, per_server, cluster) if per_server > 1 else 0.0
+        return host + max(inside(call, per_server, cluster), packing) if per_server > 1 else 0.0
     if call.kind == "push_pull":
         host = 0.0  # threads of their own wait for the servers
     formulas = {**BETWEEN, **bagua_net.BETWEEN} if cluster.network.grouped else BETWEEN
-    return host + formulas[call.kind](call, per_server if call.level == "flat" else 1, cluster)
+    return host + max(formulas[call.kind](call, per_server if call.level == "flat" else 1, cluster), packing)
 
 
 def without_hops(cluster: Cluster) -> Cluster:

@@ -9,6 +9,7 @@ from bagua_bench.configuration.cell import Cell
 from bagua_bench.engine import sizing
 from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Collective
+from bagua_bench.simulate import bagua_net
 from bagua_bench.simulate.cluster import Cluster
 from bagua_bench.simulate.costs import seconds, wire
 
@@ -31,7 +32,9 @@ def _bucket_size(cell: Cell, cluster: Cluster, channels: int) -> int:
         return least
 
     def time_of(nbytes: int, number: int) -> float:
-        call = Collective("all_reduce", nbytes, "flat")
+        packs = nbytes if cell.transport.wire and nbytes > bagua_net.FEW_BYTES else 0
+        travels = bagua_net.packed(nbytes // _ELEMENT) if packs else nbytes
+        call = Collective("all_reduce", travels, "flat", packs=packs)
         return seconds(call, cluster) + (number - 1) * seconds(call, wire(cluster))
 
     share = facts.algorithm(cell.algo).line_share

@@ -92,7 +92,7 @@ class _Rank:
     def __init__(self, scene: Scene, layers: Layers, local: int, alike: bool) -> None:
         self._run, self._tape = scene, Tape()
         self._loops: list[TapeLoop] = []
-        self._comm = TapeComm.world(self._tape, scene.servers, scene.per_server, local)
+        self._comm = TapeComm.world(self._tape, scene.servers, scene.per_server, local, scene.wire)
         self._task = EmulatedTask(scene.task.batch, layers, TapePace(self._tape), "meta")
         self._model = self._task.model()
         algorithm = build(scene.algo.target, scene.algo.options)

@@ -27,6 +27,7 @@ class Scene:
     accumulate: int
     overlap: bool
     bucket_size: int
+    wire: str | None
     alike: bool
     members: bool
 
@@ -56,6 +57,7 @@ def scene_of(cell: Cell, alike: bool = True, members: bool = True) -> Scene:
         accumulate=run.accumulate,
         overlap=run.overlap,
         bucket_size=run.bucket_size,
+        wire=cell.transport.wire,
         alike=alike,
         members=members,
     )

@@ -11,10 +11,15 @@ from torch import Tensor
 
 from algorithms.base import Message, Op
 from bagua_bench.comm import CountedComm
+from bagua_bench.configuration.network_shape import INT8
 from bagua_bench.engine.lanes import Channels
 from bagua_bench.machine import program
 from bagua_bench.machine.arithmetic import Meter
 from bagua_bench.machine.program import Collective, Gate, Item, Phase, Round, Step, Submit, Traffic, Wait, Work
+from bagua_bench.simulate import bagua_net
+
+_PACKED = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2, torch.complex64: 4}
+"""Types whose sums may travel as 8-bit integers, and the bytes of a float."""
 
 
 class Tape:
@@ -186,16 +191,17 @@ class TapeComm(CountedComm):
         *groups: CountedComm | None,
         per_server: int = 1,
         part: tuple[int, int] | None = None,
+        wire: str | None = None,
     ) -> None:
         super().__init__(rank, size, *groups)
-        self._tape, self._level, self._per_server, self._part = tape, level, per_server, part
+        self._tape, self._level, self._per_server, self._part, self._wire = tape, level, per_server, part, wire
 
     @classmethod
-    def world(cls, tape: Tape, servers: int, per_server: int, local: int) -> TapeComm:
-        """The communicator of the rank `local` of the first server; 0 is its leader."""
-        intra = cls(tape, "intra", local, per_server) if per_server > 1 else None
-        inter = cls(tape, "inter", 0, servers) if intra is not None and local == 0 else None
-        return cls(tape, "flat", local, servers * per_server, intra, inter, per_server=per_server)
+    def world(cls, tape: Tape, servers: int, per_server: int, local: int, wire: str | None = None) -> TapeComm:
+        """The communicator of the rank `local` of the first server; 0 is its leader. `wire` as `transport.wire`."""
+        intra = cls(tape, "intra", local, per_server, wire=wire) if per_server > 1 else None
+        inter = cls(tape, "inter", 0, servers, wire=wire) if intra is not None and local == 0 else None
+        return cls(tape, "flat", local, servers * per_server, intra, inter, per_server=per_server, wire=wire)
 
     def count(self, sent: Mapping[str, float]) -> None:
         """Count bytes by level that are sent once more."""
@@ -211,7 +217,15 @@ class TapeComm(CountedComm):
         self._tape.operation(Collective(kind, x.nbytes, self._level, tuple(offsets), self._part))
 
     def _all_reduce(self, x: Tensor, op: Op) -> None:
-        self._note("all_reduce", x)
+        nbytes = self._reduced_bytes(x, op)
+        packs = 0 if nbytes == x.nbytes else x.nbytes
+        self._tape.operation(Collective("all_reduce", nbytes, self._level, (), self._part, packs))
+
+    def _reduced_bytes(self, x: Tensor, op: Op) -> int:
+        adds = op in (Op.SUM, Op.AVG) and x.dtype in _PACKED
+        if self._wire != INT8 or not adds or x.nbytes <= bagua_net.FEW_BYTES or x.numel() < self.size:
+            return x.nbytes
+        return bagua_net.packed(x.nbytes // _PACKED[x.dtype])
 
     def _reduce(self, x: Tensor, dst: int, op: Op) -> None:
         self._note("reduce", x)
@@ -243,10 +257,15 @@ class TapeComm(CountedComm):
         else:
             servers = 1 if self._level == "intra" else len(ranks)
         part = (servers, math.ceil(len(ranks) / servers))
-        return TapeComm(self._tape, self._level, ranks.index(self.rank), len(ranks), per_server=part[1], part=part)
+        return TapeComm(
+            self._tape, self._level, ranks.index(self.rank), len(ranks), per_server=part[1], part=part, wire=self._wire
+        )
 
     def _twin(self, number: int) -> TapeComm:
-        return TapeComm(self._tape, self._level, self.rank, self.size, per_server=self._per_server, part=self._part)
+        return self._alike(self.rank, self.size, self._per_server, self._part)
+
+    def _alike(self, rank: int, size: int, per_server: int, part: tuple[int, int] | None) -> TapeComm:
+        return TapeComm(self._tape, self._level, rank, size, per_server=per_server, part=part, wire=self._wire)
 
     def _lengths(self, x: Tensor) -> list[int]:
         self.all_gather(torch.empty(1, dtype=torch.int64, device="meta"))

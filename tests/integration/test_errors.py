@@ -65,7 +65,10 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
     (["transport=bagua_net", "transport.streams=auto", "run.autotune=true"], ["transport.streams=auto: run.autotune"]),
     (["transport.wire=int8"], ["transport.wire=int8", "int8 with transport=bagua_net"]),
     (["transport=bagua_net", "transport.wire=int4"], ["transport.wire=int4", "allowed: int8 with transport=bagua_net"]),
-    (["transport=bagua_net", "transport.wire=int8", SIM], ["transport.wire=int8", "mode=measure or emulate"]),
+    (
+        ["transport=bagua_net", "transport.wire=int8", "mode=emulate", "compute.shrink=4"],
+        ["transport.wire=int8", "with compute.shrink=1"],
+    ),
     (["transport=bagua_net", "transport.wire=int8", "algo=ddp"], ["transport.wire=int8", "algorithms of the engine"]),
     (["transport=bagua_net", "transport.wire=int8", "algo=async"], ["transport.wire=int8", "gradients, not weights"]),
     (["transport=bagua_net", "transport.streams=many"], ["transport.streams=many", "1 to 256 or auto"]),

@@ -22,6 +22,7 @@ from algorithms.base import Op
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.configuration.network_shape import INT8, LINUX_WINDOW, Link, Shape
 from bagua_bench.network import star
+from bagua_bench.simulate.tape import Tape, TapeComm
 from bagua_bench.transport import joining
 from bagua_bench.transport.native import Group
 from tests.emulated import needs
@@ -237,6 +238,32 @@ def _counted(comm: TorchComm) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_communicator_counts_what_travels(size: int) -> None:
     run("bagua_net", size, _counted)
+
+
+def _beside_the_simulator(comm: TorchComm) -> list[tuple[int, int]]:
+    lossy, simulated = TorchComm(_int8(comm), 60.0), TapeComm.world(Tape(), comm.size, 1, comm.rank, INT8)
+    found = []
+    for kind in (
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.complex64,
+        torch.int32,
+        torch.uint8,
+    ):
+        for count in (1, 4097, 8192, 8193, 16384, 16385, 32769, 100_000):
+            x = torch.empty(count, dtype=kind)
+            adds = [Op.SUM, Op.AVG] if kind.is_floating_point or kind.is_complex else [Op.SUM]
+            for op in adds if kind.is_complex else [*adds, Op.MAX]:
+                found.append((lossy._reduced_bytes(x, op), simulated._reduced_bytes(x, op)))
+    return found
+
+
+def test_the_simulator_counts_the_same() -> None:
+    for found in run("bagua_net", 2, _beside_the_simulator):
+        assert all(real == simulated for real, simulated in found)
+        assert len({real for real, _ in found}) > 20
 
 
 def _disagreeing(comm: TorchComm) -> None:

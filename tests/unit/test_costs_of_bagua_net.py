@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_bench.simulate.bagua_net import BETWEEN
+from bagua_bench.configuration.physics import Physics
+from bagua_bench.machine.program import Collective
+from bagua_bench.simulate.bagua_net import BETWEEN, packed
 from bagua_bench.simulate.cluster import PART, Cluster, Layout, Links, cluster_of
+from bagua_bench.simulate.costs import seconds
 from tests.catalogue import resolved
 from tests.unit.test_costs import IDEAL, cost
 
@@ -59,9 +64,9 @@ def test_all_gathers_are_direct_where_parts_are_small_and_ranks_few() -> None:
 def test_slices_of_a_ring_s_blocks_hide_its_latency() -> None:
     """Blocks of 2 MiB in eight slices: a hop takes as long as its block, or a slice and the latency."""
     block = 2 * 2**20
-    for seconds in (1e-3, 10e-3):
-        found = cost("all_reduce", 3 * block, group(3, physics={"latency": seconds}))
-        assert found == pytest.approx(4 * max(block / 1e9, block / 8 / 1e9 + seconds))
+    for hop in (1e-3, 10e-3):
+        found = cost("all_reduce", 3 * block, group(3, physics={"latency": hop}))
+        assert found == pytest.approx(4 * max(block / 1e9, block / 8 / 1e9 + hop))
 
 
 def test_broadcast_and_reduce_go_from_one_rank_to_the_next() -> None:
@@ -136,3 +141,28 @@ def test_a_cell_s_transport_says_whose_collectives_they_are() -> None:
     assert cluster_of(resolved(*asked, "transport=bagua_net")).network.grouped
     assert not cluster_of(resolved(*asked, "transport=gloo")).network.grouped
     assert not cluster_of(resolved(*asked, "transport=nccl_bagua_net")).network.grouped
+
+
+def test_floats_that_travel_as_8_bits_take_a_quarter_or_as_long_as_packing_them() -> None:
+    """260 bytes of 1024, over 1 GB/s; packing goes on meanwhile."""
+    call = Collective("all_reduce", packed(2**22), "flat", packs=2**24)
+    assert call.nbytes == 2**24 * 260 / 1024
+    slow = group(2, physics={"packing": 1e12})
+    assert seconds(call, slow) == pytest.approx(cost("all_reduce", 2**24, slow) * 260 / 1024)
+    assert seconds(call, group(2, physics={"packing": 1e9})) == pytest.approx(2**24 / 1e9)
+    assert seconds(replace(call, level="intra"), group(1, 2, {"packing": 1e9, "inside": 1e12})) == pytest.approx(
+        2**24 / 1e9
+    )
+    small = Collective("all_reduce", packed(2**14), "flat", packs=2**16)
+    assert seconds(small, slow) == pytest.approx(cost("all_reduce", packed(2**14), slow), rel=1e-6), "still by halves"
+
+
+@pytest.mark.parametrize("link", [200e6, 1e9, 10e9, None])
+def test_the_rate_of_packing_is_what_was_measured(link: float | None) -> None:
+    """Of all-reduces of 16 and 64 MiB by two ranks, each with a core."""
+    measured = json.loads(Path("results/transport/int8.json").read_text())["int8"]
+    rows = [row for row in measured if (row["link"], row["ranks"]) == (link, 2) and row["size"] >= 2**24]
+    assert len(rows) == 2
+    for row in rows:
+        travelling = row["exact"] * packed(row["size"] // 4) / row["size"]
+        assert max(travelling, row["size"] / Physics().packing) == pytest.approx(row["int8"], rel=0.15)
