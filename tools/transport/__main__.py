@@ -133,7 +133,7 @@ def _bench(options: argparse.Namespace) -> int:
         found = list(bench.streams(harness, plugin, messages, rates, options.rounds, options.idle, veth))
     rows = bench.summary(found)
     _print(rows, shaped.payload_rate(rates) if rates else None)
-    write(options.json, {"command": sys.argv[1:], "samples": [asdict(s) for s in found], "summary": rows})
+    write(options.json, samples=[asdict(s) for s in found], summary=rows)
     return 0
 
 
@@ -170,14 +170,13 @@ def _soak(options: argparse.Namespace) -> int:
     peace = [s.lost == s.joined == 0 and s.before == s.after for s in (strangers, chunks)]
     good = all(f.good for f in found) and all(peace) and integrity["good"]
     outcome = {
-        "command": sys.argv[1:],
         "good": good,
         "faults": faults.table(found),
         "strangers": asdict(strangers),
         "malformed_chunks": asdict(chunks),
         "integrity": integrity,
     }
-    write(options.json, outcome)
+    write(options.json, **outcome)
     return 0 if good else 1
 
 
@@ -204,7 +203,7 @@ def _nccl_sockets(options: argparse.Namespace) -> int:
         )
     Console().print(table)
     rows = [asdict(one) for one in found]
-    write(options.json, {"command": sys.argv[1:], "nccl": library.version, "rounds": options.rounds, "table": rows})
+    write(options.json, nccl=library.version, rounds=options.rounds, table=rows)
     return 0
 
 
@@ -220,7 +219,7 @@ def _nccl(options: argparse.Namespace) -> int:
             found.append({"interface": number, "works": False, "reason": str(error)})
         state = "found, connected, 200 messages compared" if found[-1]["works"] else found[-1]["reason"]
         print(f"NCCL {loader.version}, ncclNetPlugin_v{number}: {state}", flush=True)
-    write(options.json, {"command": sys.argv[1:], "nccl": loader.version, "interfaces": found})
+    write(options.json, nccl=loader.version, interfaces=found)
     return 0 if all(one["works"] for one in found) else 1
 
 

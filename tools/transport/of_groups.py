@@ -76,7 +76,7 @@ def _outages(options: argparse.Namespace) -> int:
     for outage in outages.table(timeouts, shares):
         found.append(outage)
         print(outage, flush=True)
-    write(options.json, _outcome(outages=[asdict(outage) for outage in found]))
+    write(options.json, outages=[asdict(outage) for outage in found])
     return 0 if all(outage.survived for outage in found) else 1
 
 
@@ -95,7 +95,7 @@ def _crowd(options: argparse.Namespace) -> int:
             str(one.ranks), one.opened, *seconds, str(one.sockets), str(one.threads), f"{one.memory / 1e6:.3g} MB"
         )
     Console().print(table)
-    write(options.json, _outcome(crowds=[asdict(one) for one in found]))
+    write(options.json, crowds=[asdict(one) for one in found])
     return 0
 
 
@@ -107,7 +107,7 @@ def _encrypted(options: argparse.Namespace) -> int:
     for row in tunnel.table(found):
         table.add_row(*row)
     Console().print(table)
-    write(options.json, _outcome(in_kernel=tunnel.in_kernel(), costs=[asdict(one) for one in found]))
+    write(options.json, in_kernel=tunnel.in_kernel(), costs=[asdict(one) for one in found])
     return 0
 
 
@@ -126,7 +126,7 @@ def _torch_cases(options: argparse.Namespace) -> int:
     cases: dict[str, dict[str, str]] = {}
     for one in found:
         cases.setdefault(one.case, {})[one.backend] = f"{one.what}: {one.reason}" if one.reason else one.what
-    write(options.json, {"command": sys.argv[1:], "torch": version("torch"), "cases": cases})
+    write(options.json, torch=version("torch"), cases=cases)
     return 1 if any(torch_cases.worse(found, backend, backends[0]) for backend in backends[1:]) else 0
 
 
@@ -140,7 +140,7 @@ def _order(options: argparse.Namespace) -> int:
             slow, ratio = " and ".join(map(str, search.slow)), search.times_best(kind.name)
             table.add_row(slow, f"{kind.name}: {kind.way}", f"{kind.typical:.3f}", f"{ratio:.2f}")
     Console().print(table)
-    write(options.json, _outcome(orders=[asdict(one) for one in found]))
+    write(options.json, orders=[asdict(one) for one in found])
     return 0
 
 
@@ -152,7 +152,7 @@ def _wan(options: argparse.Namespace) -> int:
         table.add_row(*path, one.way, f"{one.rate / 1e6:.2f}", f"{one.of_line:.2f}", f"{one.times_plain:.2f}")
         print(*path, one.way, f"{one.of_line:.2f} of the line", flush=True)
     Console().print(table)
-    write(options.json, _outcome(paths=[asdict(one) for one in found]))
+    write(options.json, paths=[asdict(one) for one in found])
     return 0
 
 
@@ -166,7 +166,7 @@ def _later(options: argparse.Namespace) -> int:
         table.add_row(*path, way, f"{one.of_line:.3f}", *times)
         print(*path, way, f"{one.of_line:.3f} of the line", flush=True)
     Console().print(table)
-    write(options.json, _outcome(later=[asdict(one) for one in found]))
+    write(options.json, later=[asdict(one) for one in found])
     return 0
 
 
@@ -184,7 +184,7 @@ def _far(options: argparse.Namespace) -> int:
         table.add_row(*row, f"{one.gloo / one.seconds:.1f}")
         print(*row, flush=True)
     Console().print(table)
-    write(options.json, _outcome(far=[asdict(one) for one in found]))
+    write(options.json, far=[asdict(one) for one in found])
     return 0
 
 
@@ -200,7 +200,7 @@ def _int8(options: argparse.Namespace) -> int:
             link, str(one.ranks), f"{one.size:,}", *times, f"{one.times_as_fast:.2f}", f"{one.error * 100:.2f} %"
         )
     Console().print(table)
-    write(options.json, _outcome(int8=[asdict(one) for one in found]))
+    write(options.json, int8=[asdict(one) for one in found])
     return 0
 
 
@@ -216,7 +216,7 @@ def _left(options: argparse.Namespace) -> int:
         streams = str(one.streams) if one.way.isdigit() else f"{one.way}: {one.streams}"
         table.add_row(*_path(one), streams, f"{one.share:.3f}", f"{one.fair:.3f}")
     Console().print(table)
-    write(options.json, _outcome(left=[asdict(one) for one in found]))
+    write(options.json, left=[asdict(one) for one in found])
     return 0
 
 
@@ -228,16 +228,14 @@ def _rough(options: argparse.Namespace) -> int:
         table.add_row(one.condition, *_path(one), streams, f"{one.of_line:.3f}", f"{one.times_plain:.2f}")
         print(one.condition, *_path(one), one.way, f"{one.of_line:.3f} of the line", flush=True)
     Console().print(table)
-    write(options.json, _outcome(rough=[asdict(one) for one in found]))
+    write(options.json, rough=[asdict(one) for one in found])
     return 0
 
 
-def _outcome(**found: Any) -> dict[str, Any]:
-    return {"command": sys.argv[1:], "kernel": platform.release(), **found}
-
-
-def write(path: Path | None, content: dict[str, Any]) -> None:
-    """Write the outcome of a command as JSON; nowhere if there is no path."""
+def write(path: Path | None, **found: Any) -> None:
+    """Write the outcome of a command as JSON, with the command; nowhere if there is no path."""
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
+        command = [path.name if word == str(path) else word for word in sys.argv[1:]]
+        content = {"command": command, "kernel": platform.release(), **found}
         path.write_text(json.dumps(content, indent=1) + "\n")
