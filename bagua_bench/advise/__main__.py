@@ -38,6 +38,7 @@ _OWN = {
     "run.untimed": "advise sets it for every algorithm",
     "run.bucket_size": "advise tries several",
     "run.channels": "advise tries several",
+    "transport.wire": "advise compares exact sums",
     "task.sampler": "advise compares what depends on the algorithm, with batches that are all alike",
 }
 _HELP = """\

@@ -8,6 +8,7 @@ joins all ranks, and the steady state where ranks meet in pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bagua_bench.machine.compute import Compute
 from bagua_bench.machine.program import (
@@ -120,7 +121,7 @@ class Clock:
         """Seconds that the bytes of a collective take on the line, where every channel has its own connections."""
         found = self._own_bytes.get(op)
         if found is None:
-            found = self._own_bytes[op] = seconds(op, self._wire)
+            found = self._own_bytes[op] = seconds(replace(op, packs=0), self._wire)
         return found
 
     def carried_over(self, exposed: float, k: int) -> float:

@@ -35,7 +35,7 @@ def _bucket_size(cell: Cell, cluster: Cluster, channels: int) -> int:
         packs = nbytes if cell.transport.wire and nbytes > bagua_net.FEW_BYTES else 0
         travels = bagua_net.packed(nbytes // _ELEMENT) if packs else nbytes
         call = Collective("all_reduce", travels, "flat", packs=packs)
-        return seconds(call, cluster) + (number - 1) * seconds(call, wire(cluster))
+        return seconds(call, cluster) + (number - 1) * seconds(replace(call, packs=0), wire(cluster))
 
     share = facts.algorithm(cell.algo).line_share
     return sizing.bucket_size(model, channels, sizing.measure(time_of, channels, model), least, share)

@@ -257,9 +257,7 @@ class TapeComm(CountedComm):
         else:
             servers = 1 if self._level == "intra" else len(ranks)
         part = (servers, math.ceil(len(ranks) / servers))
-        return TapeComm(
-            self._tape, self._level, ranks.index(self.rank), len(ranks), per_server=part[1], part=part, wire=self._wire
-        )
+        return self._alike(ranks.index(self.rank), len(ranks), part[1], part)
 
     def _twin(self, number: int) -> TapeComm:
         return self._alike(self.rank, self.size, self._per_server, self._part)

@@ -108,8 +108,8 @@ class Group:
 
         line: of rings and chains. pairs: of halving and doubling, in which ranks are partners whose places differ in
         one bit. ring: all-reduces go along a ring even where the number of ranks allows halving. tree: the parents of
-        all ranks, -1 of the root: large all-reduces go along this tree, unless they are lossy. ValueError if one of
-        them is not an order, or not a tree, of all ranks.
+        all ranks, -1 of the root: all-reduces of 512 KiB or more go along this tree, unless they are lossy. ValueError
+        if one of them is not an order, or not a tree, of all ranks.
         """
         for name, order in (("line", line), ("pairs", pairs)):
             if sorted(order) != list(range(self.size)):

@@ -20,7 +20,7 @@ from bagua_bench.transport.trees import Parents, Rates
 
 _FIRST, _UNIT = 1 << 16, 1 << 18  # bytes: that open up a connection, untimed; and of a message
 _SECONDS, _LONG = 0.1, 0.5  # that a measurement takes; a message that takes so long is measurement enough
-_TRIED = 1 << 20, 1 << 22  # bytes of the all-reduces that are tried, at least and at most
+_TRIED = 1 << 19, 1 << 22  # bytes of the all-reduces that are tried, at least and at most
 _LEAST, _MOST = 2, 64  # messages of one measurement
 _GAIN = 1.1  # times as fast as the given order another one must be; less may be noise
 _FEW, _MANY = 8, 64  # ranks of which every order is tried, and of which none is measured any more
@@ -40,9 +40,8 @@ class Order:
 
     def __str__(self) -> str:
         rings = f"rings of ranks {_text(self.line)}"
-        if self.tree:
-            return f"a tree of ranks {trees.text(self.tree)}, {rings}"
-        return rings if self.ring else f"halving of ranks {_text(self.pairs)}, {rings}"
+        others = rings if self.ring else f"halving of ranks {_text(self.pairs)}, {rings}"
+        return f"a tree of ranks {trees.text(self.tree)}, {others}" if self.tree else others
 
     @property
     def used(self) -> tuple[int, ...]:
@@ -61,13 +60,16 @@ def _text(ranks: Sequence[int]) -> str:
 def settle(group: Group, timeout: float) -> Order | None:
     """Measure, choose and use an order; collective. None, and nothing changes, with two ranks, or more than 64.
 
-    It takes a tenth of a second for each rank, and up to two seconds where one of its lines is slow; a tree is tried
-    before it is used, which takes a few seconds more. `timeout` in seconds is for each step of it.
+    It takes a tenth of a second for each rank, and up to two seconds where one of its lines is slow. A tree is tried
+    before it is used, by four all-reduces that take half a second or so each, and more over a line of less than 1 MB/s.
+    `timeout` in seconds is for each step of it.
     """
     if not 2 < group.size <= _MANY:
         return None
     rates = survey(group, timeout)
     order = _told(group, best(rates) if group.rank == 0 else None, timeout)  # arithmetic may differ between ranks
+    if order.tree and group.int8:  # what is lossy does not go along it
+        order = replace(order, tree=None)
     if order.tree:
         without = replace(order, tree=None)
         size = int(min(max(_LONG * _slowest(rates), _TRIED[0]), _TRIED[1]))
@@ -93,19 +95,20 @@ def _slowest(rates: Rates) -> float:
 
 
 def _faster(group: Group, one: Order, other: Order, size: int, timeout: float) -> bool:
-    """Whether an all-reduce of so many bytes takes less time by one order, as rank 0 sees it; the same on all ranks."""
+    """Whether one order makes an all-reduce of so many bytes faster, by more than noise, as rank 0 sees it."""
     memory = array("B", bytes(size))
     address, _ = memory.buffer_info()
 
     def seconds(order: Order) -> float:
         order.use(group)
         group.all_reduce(address, size, _UINT8, _MINIMUM, timeout)  # it opens connections up
+        group.all_reduce(address, 1, _UINT8, _MINIMUM, timeout)
         began = time.monotonic()
         group.all_reduce(address, size, _UINT8, _MINIMUM, timeout)
         group.all_reduce(address, 1, _UINT8, _MINIMUM, timeout)  # everyone has it
         return time.monotonic() - began
 
-    answer = array("B", [seconds(one) < seconds(other)])
+    answer = array("B", [_GAIN * seconds(one) < seconds(other)])
     group.broadcast(answer.buffer_info()[0], 1, 0, timeout)
     return bool(answer[0])
 
@@ -151,8 +154,8 @@ def _rounds(size: int) -> Iterator[list[tuple[int, int]]]:
 
 
 def best(rates: Rates) -> Order:
-    """The orders in which a large all-reduce should be fastest; the given one, and no tree, unless it gains more than
-    noise.
+    """The orders in which a large all-reduce should be fastest, and a tree. An order that gains no more than noise over
+    the given one gives way to it, and there is no tree that gains no more than that.
 
     With up to eight ranks they are the best of all; with more, such that no swap of two ranks makes them better.
     """

@@ -14,13 +14,14 @@ Rates = Sequence[Sequence[float]]
 """Bytes/s between two ranks, both ways at once; of a rank with itself it means nothing."""
 Parents = tuple[int, ...]
 """Of every rank; -1 of the root."""
+_ALL = 1 - 1e-9  # of what is needed, as numbers are rounded
 
 
 def best(rates: Rates) -> tuple[Parents, float]:
-    """The tree that should be fastest, and its seconds per byte. Of equal ones, it is one with few steps to the root.
+    """A tree that should be as fast as any, and its seconds per byte. There are few steps to the root.
 
     A rank's own line is taken to carry as much as the fastest of its pairs. The best tree of ranks with limited numbers
-    of neighbours is hard to find; this one is built by adding rank after rank, the fastest first, and seldom worse.
+    of neighbours is hard to find; this one is built by adding rank after rank, and seldom worse.
     """
     lines = [max(rate for other, rate in enumerate(row) if other != rank) for rank, row in enumerate(rates)]
     pairs = {1 / rates[one][other] for one in range(len(rates)) for other in range(one)}
@@ -33,14 +34,24 @@ def best(rates: Rates) -> tuple[Parents, float]:
 
 def _within(rates: Rates, lines: Sequence[float], limit: float) -> Parents | None:
     """A tree in which no line and no rank takes more than `limit` seconds per byte, if one is found."""
-    size = len(rates)
-    room = [int(limit * line + 1e-9) for line in lines]  # for neighbours
-    first, *left = sorted(range(size), key=lambda rank: -lines[rank])
+    ranks = range(len(rates))
+    choices = [
+        sum(limit * rate >= _ALL for other, rate in enumerate(row) if other != rank) for rank, row in enumerate(rates)
+    ]
+    fastest_first = sorted(ranks, key=lambda rank: -lines[rank])
+    choosy_first = sorted(fastest_first, key=lambda rank: (rank != fastest_first[0], choices[rank]))
+    return _added(rates, lines, limit, fastest_first) or _added(rates, lines, limit, choosy_first)
+
+
+def _added(rates: Rates, lines: Sequence[float], limit: float, order: Sequence[int]) -> Parents | None:
+    """The tree of rank after rank, each below one of those before it."""
+    room = [int(limit * line / _ALL) for line in lines]  # for neighbours
+    first, *left = order
     parents, depth = {first: -1}, {first: 0}
     while left:
         before = len(left)
         for rank in list(left):
-            able = [one for one in parents if room[one] and limit * rates[one][rank] >= 1 - 1e-9]
+            able = [one for one in parents if room[one] and limit * rates[one][rank] >= _ALL]
             if not able or not room[rank]:
                 continue
             busy = {one: room[one] - 1 < limit * lines[one] / 2 for one in able}  # more than half of the time
@@ -51,7 +62,7 @@ def _within(rates: Rates, lines: Sequence[float], limit: float) -> Parents | Non
             left.remove(rank)
         if len(left) == before:
             return None
-    return tuple(parents[rank] for rank in range(size))
+    return tuple(parents[rank] for rank in range(len(rates)))
 
 
 def text(parents: Parents) -> str:

@@ -329,6 +329,10 @@ def test_help_shows_the_users_own_cluster_and_every_column(tmp_path: Path) -> No
         (["bagua_bench.advise", "task=vgg"], "task=vgg: no such task"),
         (["bagua_bench.advise", "mode=measure", "task=vgg16"], "mode=measure: advice is simulated; allowed: simulate"),
         (["bagua_bench.advise", "algo=qadam"], "algo=qadam: advise compares all algorithms; leave it out"),
+        (
+            ["bagua_bench.advise", "transport=bagua_net", "transport.wire=int8"],
+            "transport.wire=int8: advise compares exact sums; leave it out",
+        ),
         (["bagua_bench.advise", "campaign=quick"], "campaign=quick: advise runs no campaign; leave it out"),
         (["bagua_bench.advise", "run.bucket_size=1MiB"], "run.bucket_size=1MiB: advise tries several; leave it out"),
         (["bagua_bench.advise", "model.parameters=few"], "task.parameters=few: allowed: a number from 1000 to 1e+13"),

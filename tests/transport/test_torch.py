@@ -119,7 +119,9 @@ def _beside_gloo(comm: TorchComm, count: int) -> None:
     assert [k for k, (got, wanted) in enumerate(pairs) if not torch.equal(got, wanted)] == []
 
 
-@pytest.mark.parametrize(("size", "count"), [*((size, count) for size in (2, 3, 4) for count in (6, 300_000)), (7, 6)])
+@pytest.mark.parametrize(
+    ("size", "count"), [*((size, count) for size in (1, 2, 3, 4) for count in (6, 300_000)), (7, 6)]
+)
 def test_every_collective_gives_what_gloo_gives(size: int, count: int) -> None:
     run("bagua_net", size, _beside_gloo, count)
 

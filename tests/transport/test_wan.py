@@ -20,7 +20,7 @@ from bagua_bench.network import star
 from bagua_bench.transport import native
 from tests.emulated import needs
 from tests.transport.conftest import NEWEST, Start
-from tools.transport import far, lossy, measure, rough, wan
+from tools.transport import far, lossy, measure, rough, torch_bench, wan
 from tools.transport.bench import PLAIN
 from tools.transport.pair import Pair
 from tools.transport.strangers import Target
@@ -87,6 +87,18 @@ def test_an_all_reduce_fills_a_long_path(monkeypatch: pytest.MonkeyPatch) -> Non
     [found] = far.measure(200e6, [0.0], 3)
     assert 0.5 < found.of_line < 1448 / 1500
     assert found.gloo > 0
+
+
+@needs("link")
+@pytest.mark.usefixtures("built")
+def test_the_first_operation_of_a_group_that_opens_its_connections_late_knows_how_long_the_path_is() -> None:
+    """With two slices of 256 KiB under way it would take sixteen round trips for one half, and again for the other."""
+    link, late = Link(200e6, 0.1, 0.0, 0.0), {"BAGUA_NET_EAGER": "0", "BAGUA_NET_STREAMS": "auto"}
+    shape = Shape((link, link), "link", "cubic", LINUX_WINDOW, 2 * wan.CONNECTIONS, 0)
+    with star.up(shape) as network, torch_bench.ranks(torch_bench.RANK, network.hosts, 1, late) as ranks:
+        row = torch_bench.ask(ranks, "all_reduce", 16 << 20, 1, 2, warm=False, ways=["bagua_net"])
+    first, second = row["seconds"]["bagua_net"]
+    assert first < 2 * second
 
 
 def _in_use(link: Link, streams: str, seconds: float, until: Callable[[int], bool] = lambda _: False) -> int:

@@ -151,8 +151,8 @@ def _wan(options: argparse.Namespace) -> int:
         path = (*_path(one), f"{one.loss * 100:g} %")
         table.add_row(*path, one.way, f"{one.rate / 1e6:.2f}", f"{one.of_line:.2f}", f"{one.times_plain:.2f}")
         print(*path, one.way, f"{one.of_line:.2f} of the line", flush=True)
+        write(options.json, paths=[asdict(one) for one in found])  # the rest takes long
     Console().print(table)
-    write(options.json, paths=[asdict(one) for one in found])
     return 0
 
 
@@ -165,8 +165,8 @@ def _later(options: argparse.Namespace) -> int:
         times = (f"{seconds:.2f} s" for seconds in (one.after_idle, one.expected))
         table.add_row(*path, way, f"{one.of_line:.3f}", *times)
         print(*path, way, f"{one.of_line:.3f} of the line", flush=True)
+        write(options.json, later=[asdict(one) for one in found])
     Console().print(table)
-    write(options.json, later=[asdict(one) for one in found])
     return 0
 
 

@@ -1,4 +1,4 @@
-"""All-reduces of eight ranks with one slow pair, or one slow rank: the measured order beside every other kind of order.
+"""All-reduces of eight ranks with one slow pair, or one slow rank: the measured order beside other kinds of order.
 
 With one slow pair there are few kinds. Along a ring its ranks are neighbours or not; in halving they exchange halves,
 quarters, eighths or nothing. So trying one order of each kind is an exhaustive search. With a slow rank all rings are
@@ -51,10 +51,14 @@ class Kind:
 
 @dataclass
 class Search:
-    """What was found. slow: the ranks whose line is slow. settling: seconds until an order was chosen, median."""
+    """What was found. slow: the ranks whose line is slow. settling: seconds until an order was chosen, median.
+
+    chosen: the measured order of every round; its kind has that of the last one.
+    """
 
     slow: tuple[int, ...]
     settling: float
+    chosen: list[str]
     kinds: list[Kind]
 
     @property
@@ -96,14 +100,15 @@ def slow_rank(rounds: int) -> Search:
 
 def _search(slow: tuple[int, ...], sites: Sequence[shaped.Site], kinds: list[Kind], rounds: int) -> Search:
     """Every kind of order in turn, `rounds` times; each round chooses anew."""
-    settling = []
+    settling, chosen = [], []
     with torch_bench.ranks("tools.transport.order_rank", sites, 1, {}) as ranks:
         for _ in range(rounds):
             settling.append(_settle(ranks, kinds[0]))
+            chosen.append(kinds[0].way)
             for kind in kinds:
                 asked = {"ranks": kind.ranks, "ring": kind.ring, "tree": kind.tree, "bytes": _BYTES, "repeat": _REPEAT}
                 kind.seconds.append(max(answer["seconds"] for answer in ask(ranks, asked)))
-    return Search(slow, median(settling), kinds)
+    return Search(slow, median(settling), chosen, kinds)
 
 
 def of_a_pair(pair: tuple[int, int], luck: random.Random) -> Iterator[Kind]:

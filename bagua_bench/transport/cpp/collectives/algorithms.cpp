@@ -13,6 +13,7 @@ namespace {
 constexpr size_t kAlign = 64;  // the kernel copies faster to aligned places
 constexpr size_t kFewSteps = 32 << 10;  // bytes up to which the number of steps matters more than the bytes moved
 constexpr size_t kTree = 256 << 10;  // bytes up to which a tree of a broadcast is faster than slices along a chain
+constexpr size_t kSeveralSlices = 512 << 10;  // bytes from which on slices follow each other along a tree
 constexpr int kFewRanks = 8;  // that can all send to each other at once
 
 // Incoming slice i belongs to the place at(i), where it is combined with what is there or replaces it.
@@ -165,10 +166,10 @@ Status gather_in_few_steps(Mesh& mesh, const std::vector<void*>& blocks, size_t 
 
 // Slices that run along the ranks, root first (or last).
 Pipeline chain(Mesh& mesh, int place, bool forward, size_t slices) {
-    const int step = forward ? 1 : mesh.size - 1, seat = mesh.line.of(mesh.rank);
-    Pipeline p(mesh, mesh.line.at(seat - step), mesh.line.at(seat + step));
+    const int step = forward ? 1 : mesh.size - 1, seat = mesh.line.of(mesh.rank), last = mesh.size - 1;
+    Pipeline p(mesh, place > 0 ? mesh.line.at(seat - step) : -1, place < last ? mesh.line.at(seat + step) : -1);
     p.receives = place > 0 ? slices : 0;
-    p.sends = place < mesh.size - 1 ? slices : 0;
+    p.sends = place < last ? slices : 0;
     p.needs = [place](size_t i) { return place > 0 ? i + 1 : 0; };
     return p;
 }
@@ -212,7 +213,7 @@ Status all_reduce(Mesh& mesh, void* data, size_t count, Elements e) {
         Status s;
         if (small)
             s = in_few_steps(mesh, data, count, e);
-        else if (!mesh.tree.empty())
+        else if (!mesh.tree.empty() && count * unit >= kSeveralSlices)
             s = all_reduce_along_the_tree(mesh, data, count, e);
         else if (mesh.halves())
             s = Halving{mesh, static_cast<unsigned char*>(data), unit, e}.run({0, count}, 1);
@@ -235,7 +236,7 @@ Status reduce_scatter(Mesh& mesh, void* data, size_t count, Elements e) {
 }
 
 Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes) {
-    if (bytes == 0) return {};
+    if (bytes == 0 || mesh.size == 1) return {};
     if (bytes <= kFewSteps && mesh.size > kFewRanks) return gather_in_few_steps(mesh, blocks, bytes);
     if (bytes <= kFewSteps) {
         std::vector<Transfer> all;
@@ -252,7 +253,8 @@ Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes) {
         const size_t from = i % slices * slice;
         return Slice{static_cast<unsigned char*>(blocks[size_t(block)]) + from, std::min(slice, bytes - from)};
     };
-    Pipeline p = chain(mesh, 0, true, 0);
+    const int seat = mesh.line.of(mesh.rank);
+    Pipeline p(mesh, mesh.line.at(seat - 1), mesh.line.at(seat + 1));
     p.receives = p.sends = size_t(mesh.size - 1) * slices;
     p.needs = [&](size_t i) { return i < slices ? 0 : i - slices + 1; };
     p.outgoing = [&](size_t i) { return at(i, 0); };

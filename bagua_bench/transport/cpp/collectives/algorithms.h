@@ -1,6 +1,6 @@
-// The collectives that combine data or pass it on. Large data goes in slices along rings and chains or by halving;
-// small data goes in few steps. All ranks must make the same calls in the same order. A call returns when its data is
-// complete on this rank; a failed one leaves the mesh unusable.
+// The collectives that combine data or pass it on. Large data goes in slices along rings, chains and trees, or by
+// halving; small data goes in few steps. All ranks must make the same calls in the same order. A call returns when its
+// data is complete on this rank; a failed one leaves the mesh unusable.
 
 #pragma once
 

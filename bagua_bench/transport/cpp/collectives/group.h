@@ -22,8 +22,8 @@ void* bagua_net_open(int rank, int size, void* handle, char* error, size_t room)
 // unless BAGUA_NET_TIMEOUT says how long.
 int bagua_net_join(void* group, const void* handles, int64_t timeout_ns);
 // The orders in which rings and chains, and halving and doubling, go through the ranks: each of them once, and the same
-// on all. `ring`: all-reduces go along a ring even where halving is possible. `tree`: large ones go along a tree in which
-// these are the parents of all ranks, -1 of the root; null for none.
+// on all. `ring`: all-reduces go along a ring even where halving is possible. `tree`: those of 512 KiB or
+// more go along a tree in which these are the parents of all ranks, -1 of the root; null for none.
 int bagua_net_arrange(void* group, const int* line, const int* pairs, int ring, const int* tree);
 // From now on large sums and averages of floats travel as 8-bit integers (int8_all_reduce.h); on all ranks, or on none.
 void bagua_net_use_int8(void* group);

@@ -42,6 +42,14 @@ void Mesh::want(int peer) {
     ask_(peer);
 }
 
+void Mesh::await(const std::vector<int>& peers) {
+    unpack();
+    for (const int peer : peers)
+        if (lacks(peer)) want(peer);
+    while (std::any_of(peers.begin(), peers.end(), [this](int peer) { return lacks(peer); }))
+        if (!unpack() && !idle()) return;
+}
+
 void Mesh::want_all() {
     unpack();
     for (int peer = 0; peer < size; ++peer)
@@ -134,8 +142,8 @@ unsigned char* Mesh::scratch(size_t bytes) {
 }
 
 double Mesh::round_trip(int peer) const {
-    const auto& c = peers_[size_t(peer)];
-    return c ? first_round_trip(c->streams()) : 0;
+    if (peer < 0 || !peers_[size_t(peer)]) return 0;
+    return first_round_trip(peers_[size_t(peer)]->streams());
 }
 
 const Status& Mesh::status(int peer) const {

@@ -50,8 +50,11 @@ class Mesh {
     Connection& to(int peer) { return *peers_[size_t(peer)]; }
     // Null if there is none yet.
     Connection* find(int peer) { return peers_[size_t(peer)].get(); }
-    // Seconds, before anything was sent; 0 if it is not known (yet).
+    // Seconds, before anything was sent; 0 if it is not known (yet), and of no rank.
     double round_trip(int peer) const;
+    // Wait for the connections to these ranks, as long as an operation may: only then their round trips are known.
+    // Negative: no rank. Where there will be none, the operation fails later.
+    void await(const std::vector<int>& peers);
     // Ask for the connections to all ranks.
     void want_all();
 
@@ -83,7 +86,7 @@ class Mesh {
     // `ring`: all-reduces go along a ring, even where they could go by halving.
     Seats line, pairs;
     bool ring = false;
-    // Where large all-reduces go along a tree: each rank's parent, -1 of the root. Otherwise empty.
+    // Where all-reduces of several slices go along a tree: each rank's parent, -1 of the root. Otherwise empty.
     std::vector<int> tree;
     // Whether large all-reduces go by halving, which takes a power of two of ranks.
     bool halves() const { return !ring && size > 2 && (size & (size - 1)) == 0; }
@@ -107,6 +110,10 @@ class Mesh {
     };
 
     void want(int peer);
+    // Whether it will come, but has not.
+    bool lacks(int peer) const {
+        return peer >= 0 && peer != rank && !peers_[size_t(peer)] && status(peer) && !aborted_;
+    }
     void hand_in(Delivery delivery);
     std::string missing() const;
 

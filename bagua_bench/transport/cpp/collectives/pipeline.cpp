@@ -10,22 +10,21 @@ namespace {
 
 // With more ranks than cores every slice costs a turn of the scheduler.
 constexpr size_t kLeast = 128 << 10, kMost = 256 << 10, kParts = 4;
-// Receives at a time. Near: two, which stay in the cache. Far: one for so many seconds of the round trip, which fill a
-// line of 8 Gbit/s, up to a limit.
-constexpr size_t kNear = 2, kFar = 128;
+// Receives at a time over a long round trip: one for so many seconds of it, which fill a line of 8 Gbit/s, up to a limit.
+constexpr size_t kFar = 128;
 constexpr double kSlicePerSeconds = 0.25e-3;
 
 }  // namespace
 
 size_t under_way(const Mesh& mesh, int peer) {
-    return std::clamp(size_t(std::ceil(mesh.round_trip(peer) / kSlicePerSeconds)), kNear, kFar);
+    return std::clamp(size_t(std::ceil(mesh.round_trip(peer) / kSlicePerSeconds)), Pipeline::kNear, kFar);
 }
 
-Pipeline::Pipeline(const Mesh& mesh, int from_rank, int to_rank)
-    : from(from_rank),
-      to(to_rank),
-      ahead(under_way(mesh, from_rank)),
-      sent_ahead(std::max(kSends, under_way(mesh, to_rank))) {}
+Pipeline::Pipeline(Mesh& mesh, int from_rank, int to_rank) : from(from_rank), to(to_rank) {
+    mesh.await({from, to});
+    ahead = under_way(mesh, from);
+    sent_ahead = std::max(kSends, under_way(mesh, to));
+}
 
 size_t slice_size(size_t block) {
     const size_t part = (block / kParts + 4095) / 4096 * 4096;

@@ -14,7 +14,8 @@ struct Slice {
 };
 
 struct Pipeline {
-    Pipeline(const Mesh& mesh, int from, int to);
+    // Between two ranks; negative: none. It waits for their connections.
+    Pipeline(Mesh& mesh, int from, int to);
     const int from, to;  // ranks
     size_t receives = 0, sends = 0;
     // Where to put incoming slice i; `slot` is the one of `ahead` scratch places that is free for it.
@@ -25,6 +26,7 @@ struct Pipeline {
     // How many slices must have been treated before this one may go.
     std::function<size_t(size_t i)> needs;
 
+    static constexpr size_t kNear = 2;  // receives at a time over a short round trip: they stay in the cache
     static constexpr size_t kSends = 16;
     size_t ahead, sent_ahead;  // slices on their way from one rank and to the other
 

@@ -34,11 +34,17 @@ class Tree {
           e_(e),
           root_(mesh.tree[size_t(mesh.rank)] < 0) {
         const int parent = mesh.tree[size_t(mesh.rank)];
+        std::vector<int> neighbours{parent};
+        for (int peer = 0; peer < mesh.size; ++peer)
+            if (mesh.tree[size_t(peer)] == mesh.rank) neighbours.push_back(peer);
+        mesh.await(neighbours);
         if (!root_) sums_ = flow(parent, true), results_ = flow(parent, false);
+        // The children share this rank's line: each needs only a part of what fills it under way.
+        const auto children = size_t(std::count(mesh.tree.begin(), mesh.tree.end(), mesh.rank));
         size_t places = 0;
         for (int peer = 0; peer < mesh.size; ++peer) {
             if (mesh.tree[size_t(peer)] != mesh.rank) continue;
-            children_.push_back({flow(peer, false), flow(peer, true), nullptr});
+            children_.push_back({flow(peer, false, children), flow(peer, true), nullptr});
             places += children_.back().sums.most;
         }
         unsigned char* scratch = mesh.scratch(places * slice_);
@@ -60,9 +66,9 @@ class Tree {
     }
 
   private:
-    Flow flow(int peer, bool sends) const {
-        const size_t least = sends ? Pipeline::kSends : 0;
-        return {peer, sends, std::max(least, under_way(mesh_, peer)), 0, 0, {}};
+    Flow flow(int peer, bool sends, size_t shared_by = 1) const {
+        const size_t least = sends ? Pipeline::kSends : Pipeline::kNear;
+        return {peer, sends, std::min(slices_, std::max(least, under_way(mesh_, peer) / shared_by)), 0, 0, {}};
     }
     Slice at(size_t i) const { return {data_ + i * slice_, std::min(slice_, bytes_ - i * slice_)}; }
     // Slices that are the sum of all ranks below and of this one, and those that are the sum of all ranks.
@@ -100,12 +106,13 @@ class Tree {
         return f.posted > before;
     }
 
-    // The first child's slice is added first, then the second one's ...: the same sum whoever comes first.
+    // The first child's slice is added first, then the second one's ...: the same sum whoever comes first. One slice of
+    // each at a time, so that a sum goes on at once.
     bool take() {
         bool moved = false;
         size_t earlier = slices_;
         for (Child& c : children_) {
-            moved |= take(c.sums, earlier, [&](size_t i) {
+            moved |= take(c.sums, std::min(earlier, c.sums.done + 1), [&](size_t i) {
                 combine(at(i).data, c.scratch + i % c.sums.most * slice_, at(i).size / size_of(e_.type), e_.type, e_.op);
             });
             moved |= take(c.results, slices_, [](size_t) {});

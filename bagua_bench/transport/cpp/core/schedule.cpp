@@ -161,7 +161,7 @@ Schedule::Choice Schedule::share_out(uint64_t message, uint64_t unwritten, int64
 // The quick stream again, if its path is fast and little waits in it.
 Schedule::Choice Schedule::stay(uint64_t message, int64_t now) {
     if (!free_to_write(*quick_)) return {};
-    if (quick_->pace.most_queued() > 0 && now - quick_->pace.looked >= Tuning::kLookIntervalNs) look(*quick_, now);
+    if (quick_->pace.most_queued() > 0 && now - quick_->pace.looked >= look_interval_) look(*quick_, now);
     if (!quick_->pace.fast) return {};
     const auto brief = uint64_t(quick_->pace.delivery * Tuning::kFastQueueSeconds);
     const uint64_t most = std::min(brief, uint64_t(Tuning::kFastQueueBytes));
