@@ -15,6 +15,7 @@ Rates = Sequence[Sequence[float]]
 Parents = tuple[int, ...]
 """Of every rank; -1 of the root."""
 _ALL = 1 - 1e-9  # of what is needed, as numbers are rounded
+_CHILDREN = 2  # of a rank, where others have room: what many send to one at once is lost more often
 
 
 def best(rates: Rates) -> tuple[Parents, float]:
@@ -47,16 +48,16 @@ def _added(rates: Rates, lines: Sequence[float], limit: float, order: Sequence[i
     """The tree of rank after rank, each below one of those before it."""
     room = [int(limit * line / _ALL) for line in lines]  # for neighbours
     first, *left = order
-    parents, depth = {first: -1}, {first: 0}
+    parents, depth, children = {first: -1}, {first: 0}, [0] * len(rates)
     while left:
         before = len(left)
         for rank in list(left):
             able = [one for one in parents if room[one] and limit * rates[one][rank] >= _ALL]
             if not able or not room[rank]:
                 continue
-            busy = {one: room[one] - 1 < limit * lines[one] / 2 for one in able}  # more than half of the time
-            parent = min(able, key=lambda one: (busy[one], depth[one], -room[one]))
+            parent = min(able, key=lambda one: (children[one] >= _CHILDREN, depth[one], -room[one]))
             parents[rank], depth[rank] = parent, depth[parent] + 1
+            children[parent] += 1
             room[parent] -= 1
             room[rank] -= 1
             left.remove(rank)

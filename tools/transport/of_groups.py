@@ -34,7 +34,8 @@ def add(commands: Any) -> None:
     one.add_argument("--ranks", default="8,32,128", help="sizes of the groups (default %(default)s)")
     _command(commands, "encrypted", _encrypted, "what sending through WireGuard costs; needs root", rounds=5)
     help_text = "a slow pair, or a slow rank, among eight: the measured order, and others; needs root"
-    _command(commands, "order", _order, help_text, rounds=5)
+    one = _command(commands, "order", _order, help_text, rounds=5)
+    one.add_argument("--slow", choices=orders.SLOW_ONES, help="only these (default: both)")
     help_text = "long paths: shares of the line by number of streams, from the first message on; netem or the emulator"
     one = _command(commands, "wan", _wan, help_text, rounds=5)
     one.add_argument("--lines", default="200mbit", help="rates, such as 200mbit,1gbit (default %(default)s)")
@@ -134,7 +135,7 @@ def _order(options: argparse.Namespace) -> int:
     if reason := shaped.unavailable():
         raise ValueError(reason)
     found, table = [], Table("slow", "order of an all-reduce", "seconds", "times the best")
-    for search in orders.searches(options.rounds):
+    for search in orders.searches(options.slow, options.rounds):
         found.append(search)
         for kind in search.kinds:
             slow, ratio = " and ".join(map(str, search.slow)), search.times_best(kind.name)

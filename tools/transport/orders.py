@@ -23,6 +23,7 @@ PAIRS = ((0, 1), (2, 6), (3, 4))
 """In the given order they exchange halves, eighths, and nothing. On a ring the first and the last are neighbours."""
 RANK = 3
 """The slow one."""
+SLOW_ONES = ("pair", "rank")
 MEASURED, GIVEN = "measured", "given"
 
 
@@ -71,11 +72,13 @@ class Search:
         return next(kind.typical for kind in self.kinds if kind.name == name) / self.best
 
 
-def searches(rounds: int) -> Iterator[Search]:
-    """With each of the slow pairs, and with the slow rank."""
-    for pair in PAIRS:
-        yield slow_pair(pair, rounds)
-    yield slow_rank(rounds)
+def searches(slow: str | None, rounds: int) -> Iterator[Search]:
+    """With each of the slow pairs, and with the slow rank; `slow`: only one of `SLOW_ONES`."""
+    if slow != "rank":
+        for pair in PAIRS:
+            yield slow_pair(pair, rounds)
+    if slow != "pair":
+        yield slow_rank(rounds)
 
 
 def slow_pair(pair: tuple[int, int], rounds: int, seed: int = 0) -> Search:
