@@ -60,7 +60,7 @@ def _text(ranks: Sequence[int]) -> str:
 def settle(group: Group, timeout: float) -> Order | None:
     """Measure, choose and use an order; collective. None, and nothing changes, with two ranks, or more than 64.
 
-    It takes a tenth of a second for each rank, and up to two seconds where one of its lines is slow. A tree is tried
+    It takes a tenth of a second for each rank, and up to two seconds more for each slow line of a rank. A tree is tried
     before it is used, by four all-reduces that take half a second or so each, and more over a line of less than 1 MB/s.
     `timeout` in seconds is for each step of it.
     """

@@ -20,7 +20,7 @@ from bagua_bench.network import star
 from bagua_bench.transport import native
 from tests.emulated import needs
 from tests.transport.conftest import NEWEST, Start
-from tools.transport import far, lossy, measure, rough, torch_bench, wan
+from tools.transport import far, lossy, measure, orders, rough, torch_bench, wan
 from tools.transport.bench import PLAIN
 from tools.transport.pair import Pair
 from tools.transport.strangers import Target
@@ -92,12 +92,18 @@ def test_an_all_reduce_fills_a_long_path(monkeypatch: pytest.MonkeyPatch) -> Non
 @needs("link")
 @pytest.mark.usefixtures("built")
 def test_the_first_operation_of_a_group_that_opens_its_connections_late_knows_how_long_the_path_is() -> None:
-    """It posts as many slices as fill the path: none that has come waits until there is a place for it."""
-    link, late = Link(200e6, 0.1, 0.0, 0.0), {"BAGUA_NET_EAGER": "0", "BAGUA_NET_STREAMS": "4"}
-    shape = Shape((link, link), "link", "cubic", LINUX_WINDOW, 2 * wan.CONNECTIONS, 0)
-    with star.up(shape) as network, torch_bench.ranks(torch_bench.RANK, network.hosts, 1, late) as ranks:
-        row = torch_bench.ask(ranks, "all_reduce", 16 << 20, 1, 1, warm=False, ways=["bagua_net"])
-    assert sum(stream["parked"] for stream in row["streams"]) < 8
+    """As many slices are under way as in a group that knew it: 16 of 256 KiB would take 16 round trips for one half."""
+    link = Link(1e9, 0.2, 0.0, 0.0)
+    shape = Shape((link, link), "link", "cubic", LINUX_WINDOW, 4 * wan.CONNECTIONS, 0)
+    times = []
+    with star.up(shape) as network:
+        for eager in ("8", "0"):
+            variables = {"BAGUA_NET_EAGER": eager, "BAGUA_NET_STREAMS": "auto"}
+            with torch_bench.ranks("tools.transport.order_rank", network.hosts, 1, variables) as ranks:
+                asked = {"ranks": [0, 1], "ring": False, "tree": None, "bytes": 128 << 20, "untimed": 0, "repeat": 1}
+                times.append(max(answer["seconds"] for answer in orders.ask(ranks, asked)))
+    known, late = times
+    assert late < 2.5 * known, "though it connects first"
 
 
 def _in_use(link: Link, streams: str, seconds: float, until: Callable[[int], bool] = lambda _: False) -> int:

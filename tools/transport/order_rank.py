@@ -22,7 +22,7 @@ _FLOAT, _SUM = 0, 0
 
 def main() -> None:
     """Connect, print that it is ready, then serve {"survey": true}, {"settle": true} and {"ranks": [...], "ring":
-    false, "tree": null, "bytes": n, "repeat": k}, an all-reduce in an order."""
+    false, "tree": null, "bytes": n, "untimed": j, "repeat": k}, all-reduces in an order."""
     rank, size, host, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     store = TCPStore(host, port, size, is_master=rank == 0)
     group = Group(rank, size)
@@ -48,10 +48,10 @@ def _answer(group: Group, asked: dict[str, Any]) -> dict[str, Any]:
     data = array.array("f", bytes(asked["bytes"]))
     address, count = data.buffer_info()
     times = []
-    for number in range(1 + asked["repeat"]):  # the first one is not counted
+    for number in range(asked["untimed"] + asked["repeat"]):
         began = time.monotonic()
         group.all_reduce(address, count, _FLOAT, _SUM, _LIMIT)
-        if number:
+        if number >= asked["untimed"]:
             times.append(time.monotonic() - began)
     return {"seconds": sum(times) / len(times)}
 

@@ -63,7 +63,6 @@ struct Packer {
     template <class Outgoing, class Incoming>
     Status run(Pipeline& p, Outgoing outgoing, Incoming incoming) {
         size_t next = 0;
-        p.ahead = std::min(p.ahead, ahead);  // a connection that was opened meanwhile may be a longer one
         if (p.sent_ahead == Pipeline::kSends) p.sent_ahead = kSent;  // packing takes time: the first ones should go
         p.outgoing = [&](size_t i) {
             const Sent out = outgoing(i);
