@@ -40,18 +40,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.transport", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    one = commands.add_parser("bench", help="drive a NCCL net plugin between two processes")
-    _plugin_options(one)
-    one.add_argument("--sizes", default="1MiB,16MiB", help="message sizes (default %(default)s)")
-    one.add_argument("--window", type=int, default=4, help="messages in flight (default %(default)s)")
-    one.add_argument("--total", default="1GiB", help="bytes per measurement (default %(default)s)")
-    one.add_argument("--rates", default="", help="limit of each flow, such as 1.6gbit,1.6gbit,0.32gbit (needs root)")
-    one.add_argument("--latency", action="store_true", help="half round trips instead of throughput")
-    one.add_argument("--loopback", action="store_true", help="over lo instead of a pair of namespaces")
-    one.add_argument("--rounds", type=int, default=5)
-    one.add_argument("--idle", type=int, default=20, help="idle caller: 0 spins, -1 yields, n sleeps n us")
-    one.add_argument("--json", type=Path, help="write the samples to this file")
-    one.set_defaults(run=_bench)
+    _add_bench(commands)
     one = commands.add_parser("measure", help="the table of measurements, each with its baseline; needs root")
     one.add_argument(
         "--case", action="append", choices=(*measure.CASES, measure.IMPAIRED), help="only this one; may be repeated"
@@ -83,6 +72,21 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--json", type=Path, help="write the outcome to this file")
     one.set_defaults(run=_soak)
     return parser
+
+
+def _add_bench(commands: Any) -> None:
+    one = commands.add_parser("bench", help="drive a NCCL net plugin between two processes")
+    _plugin_options(one)
+    one.add_argument("--sizes", default="1MiB,16MiB", help="message sizes (default %(default)s)")
+    one.add_argument("--window", type=int, default=4, help="messages in flight (default %(default)s)")
+    one.add_argument("--total", default="1GiB", help="bytes per measurement (default %(default)s)")
+    one.add_argument("--rates", default="", help="limit of each flow, such as 1.6gbit,1.6gbit,0.32gbit (needs root)")
+    one.add_argument("--latency", action="store_true", help="half round trips instead of throughput")
+    one.add_argument("--loopback", action="store_true", help="over lo instead of a pair of namespaces")
+    one.add_argument("--rounds", type=int, default=5)
+    one.add_argument("--idle", type=int, default=20, help="idle caller: 0 spins, -1 yields, n sleeps n us")
+    one.add_argument("--json", type=Path, help="write the samples to this file")
+    one.set_defaults(run=_bench)
 
 
 def _plugin_options(parser: argparse.ArgumentParser) -> None:

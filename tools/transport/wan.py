@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -82,10 +83,8 @@ class Later:
 
 def measure(lines: Sequence[float], losses: Sequence[float], rounds: int) -> Iterator[Path]:
     """Every path with every way in turn; lines in bit/s, shares of packets lost."""
-    for line in lines:
-        for round_trip in ROUND_TRIPS:
-            for loss in losses:
-                yield from _path(line, round_trip, loss, rounds)
+    for path in product(lines, ROUND_TRIPS, losses):
+        yield from _path(*path, rounds)
 
 
 def _path(line: float, round_trip: float, loss: float, rounds: int) -> Iterator[Path]:
@@ -100,10 +99,8 @@ def _path(line: float, round_trip: float, loss: float, rounds: int) -> Iterator[
 
 def later(lines: Sequence[float], losses: Sequence[float], rounds: int) -> Iterator[Later]:
     """What the transport's connections carry after their beginning, and after a pause."""
-    for line in lines:
-        for round_trip in ROUND_TRIPS:
-            for loss in losses:
-                yield from _later(line, round_trip, loss, rounds)
+    for path in product(lines, ROUND_TRIPS, losses):
+        yield from _later(*path, rounds)
 
 
 def _later(line: float, round_trip: float, loss: float, rounds: int) -> Iterator[Later]:
