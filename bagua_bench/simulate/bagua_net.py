@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from bagua_bench.configuration.network_shape import INT8
 from bagua_bench.machine.program import Collective
 from bagua_bench.simulate.cluster import Cluster
 from bagua_bench.simulate.transfers import direct_transfer, in_one_place, ring, ring_transfer, spread
@@ -28,6 +29,11 @@ _SLICES = 128 << 10, 256 << 10
 def packed(floats: int) -> int:
     """Bytes of so many floats as 8-bit integers."""
     return floats + 4 * math.ceil(floats / _SHARE)
+
+
+def summed(nbytes: int, element: int, wire: str | None) -> int:
+    """Bytes that floats of `element` bytes each travel as in a sum; `wire` as `transport.wire`."""
+    return packed(nbytes // element) if wire == INT8 and nbytes > FEW_BYTES else nbytes
 
 
 def all_reduce(call: Collective, g: int, cluster: Cluster) -> float:

@@ -32,9 +32,8 @@ def _bucket_size(cell: Cell, cluster: Cluster, channels: int) -> int:
         return least
 
     def time_of(nbytes: int, number: int) -> float:
-        packs = nbytes if cell.transport.wire and nbytes > bagua_net.FEW_BYTES else 0
-        travels = bagua_net.packed(nbytes // _ELEMENT) if packs else nbytes
-        call = Collective("all_reduce", travels, "flat", packs=packs)
+        travels = bagua_net.summed(nbytes, _ELEMENT, cell.transport.wire)
+        call = Collective("all_reduce", travels, "flat", packs=0 if travels == nbytes else nbytes)
         return seconds(call, cluster) + (number - 1) * seconds(replace(call, packs=0), wire(cluster))
 
     share = facts.algorithm(cell.algo).line_share

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from algorithms.base import Message, Op
 from bagua_bench.comm import CountedComm
-from bagua_bench.configuration.network_shape import INT8
 from bagua_bench.engine.lanes import Channels
 from bagua_bench.machine import program
 from bagua_bench.machine.arithmetic import Meter
@@ -223,9 +222,9 @@ class TapeComm(CountedComm):
 
     def _reduced_bytes(self, x: Tensor, op: Op) -> int:
         adds = op in (Op.SUM, Op.AVG) and x.dtype in _PACKED
-        if self._wire != INT8 or not adds or x.nbytes <= bagua_net.FEW_BYTES or x.numel() < self.size:
+        if not adds or x.numel() < self.size:
             return x.nbytes
-        return bagua_net.packed(x.nbytes // _PACKED[x.dtype])
+        return bagua_net.summed(x.nbytes, _PACKED[x.dtype], self._wire)
 
     def _reduce(self, x: Tensor, dst: int, op: Op) -> None:
         self._note("reduce", x)
