@@ -21,7 +21,7 @@ AUTO = "auto"
 """The value of `transport.streams` with which Bagua-Net chooses their number."""
 INT8 = "int8"
 """The value of `transport.wire` with which large sums of floats are lossy."""
-FEWEST_STREAMS, MOST_STREAMS, MOST_IN_NCCL, STREAM_PER_SECONDS = 4, 256, 64, 0.5e-3
+FEWEST_STREAMS, MOST_STREAMS, MOST_IN_NCCL, STREAM_PER_SECONDS = 4, 512, 64, 0.5e-3
 """How it chooses what it connects: one for so many seconds of the round trip, within limits, as in cpp/core/tuning.h,
 wire.h and settings.h. It uses as many of them as carry more than fewer would."""
 SLOWEST = 1 / 16

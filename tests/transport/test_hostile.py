@@ -58,6 +58,26 @@ def test_a_second_claim_to_a_stream_is_refused(start: Start) -> None:
             assert pair.b.hear()["result"] == 0
 
 
+def test_headers_of_nothing_are_skipped(start: Start) -> None:
+    from tools.transport.strangers import Target, chunk, join
+
+    nothing, size = chunk(0, 0, 0, 0, nothing=1), 100_000
+    pair = start()
+    target = Target.of(pair.b.ask("listen", name="l")["handle"])
+    pair.b.tell("link", connect={}, accept={"r": "l"})
+    sockets = [join(target, index, 1, bytes(range(8))) for index in range(3)]
+    assert pair.b.hear()["result"] == 0
+    sockets[0].sendall(nothing)
+    pair.b.tell("stream", name="r", sending=False, size=size, count=2, window=1, patience=10)
+    half = size // 2
+    for message in range(2):
+        for offset in (0, half):
+            sockets[0].sendall(nothing + chunk(message, offset, half, size) + bytes(half) + 2 * nothing)
+    assert pair.b.hear()["result"] == 0
+    for s in sockets:
+        s.close()
+
+
 @pytest.mark.parametrize("receipt", ["too early", "missing", "and good-bye"])
 def test_a_lent_message_is_over_when_its_receipt_says_so(start: Start, receipt: str) -> None:
     from tools.transport.strangers import MAGIC, Target, join, receive
@@ -80,7 +100,7 @@ def test_a_lent_message_is_over_when_its_receipt_says_so(start: Start, receipt: 
             receive(stream, length)
             left -= length
         if asked and not (message == last and receipt == "missing"):
-            receipts.sendall(struct.pack("<I", message))
+            receipts.sendall(struct.pack("<4I", 0, 1, message, 0))  # one of nothing, which is skipped
         if left > 0:
             break
     assert asked, "the way is short, and known to be"

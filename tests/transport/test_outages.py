@@ -62,6 +62,16 @@ def test_data_moves_again_before_the_outage_has_lasted_twice_as_long(ranks: Rank
     assert outage.moved < 0.5 * outage.seconds
 
 
+def test_what_was_lost_both_ways_needs_no_second_attempt(ranks: Ranks) -> None:
+    """TCP tries a second after the outage, but then takes a late answer for a sign that nothing was lost."""
+    if not _tries_often():
+        pytest.skip("this kernel has no TCP_RTO_MAX_MS (Linux 6.15)")
+    found = [outages.suffer(*ranks, 2, 0.8, "both") for _ in range(4)]
+    assert not any(outage.errors for outage in found)
+    late = [outage for outage in found if outage.resumed["busy"] > 0.9 * outage.seconds]
+    assert len(late) <= 1  # two are to be expected if nobody tells TCP
+
+
 def test_a_longer_outage_is_an_error_that_names_the_time_out(ranks: Ranks) -> None:
     outage = outages.suffer(*ranks, 2, 3.0, "both")
     assert {"busy 0", "busy 1", "waiting 0"} <= set(outage.errors)

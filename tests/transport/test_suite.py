@@ -47,7 +47,7 @@ def test_from_the_command_line_with_counters_in_the_record(tmp_path: Path) -> No
     assert sum(s["bytes_sent"] for s in first["1"]) > 0
 
 
-WRONG = (["transport.streams=4"], ["transport=bagua_net", "transport.streams=257"], ["transport.plugin=bagua_net"])
+WRONG = (["transport.streams=4"], ["transport=bagua_net", "transport.streams=513"], ["transport.plugin=bagua_net"])
 
 
 @pytest.mark.parametrize("arguments", WRONG)

@@ -17,7 +17,7 @@ from tests.catalogue import HOME, resolved
 STREAMS = [
     (["network.latency=1ms"], 4),
     (["network.latency=20ms"], 80),
-    (["network.latency=400ms"], 256),
+    (["network.latency=400ms"], 512),
     (["network.latency=1ms", "+cluster.server.1.latency=19ms"], 40),
     (["network.latency=1ms", "+cluster.server.1.latency=19ms", "+cluster.server.0.latency=41ms"], 120),
     (["network.latency=1ms", "network.sites=2", "network.wan.latency=29ms"], 120),
@@ -29,7 +29,7 @@ STREAMS = [
 
 @pytest.mark.parametrize(("asked", "number"), STREAMS)
 def test_streams_by_the_round_trip(asked: list[str], number: int) -> None:
-    """One for each half of a millisecond of the longest, 4 to 256; queues have room for the windows of all of them."""
+    """One for each half of a millisecond of the longest, 4 to 512; queues have room for the windows of all of them."""
     asked = ["network=1gbit", "cluster.servers=4", "transport=bagua_net", *asked]
     cell = resolved(*asked, "transport.streams=auto")
     assert streams(cell.transport, longest_trip(cell)) == number

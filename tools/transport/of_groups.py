@@ -38,12 +38,10 @@ def add(commands: Any) -> None:
     one.add_argument("--slow", choices=orders.SLOW_ONES, help="only these (default: both)")
     help_text = "long paths: shares of the line by number of streams, from the first message on; netem or the emulator"
     one = _command(commands, "wan", _wan, help_text, rounds=5)
-    one.add_argument("--lines", default="200mbit", help="rates, such as 200mbit,1gbit (default %(default)s)")
-    one.add_argument("--losses", default="0%,0.01%,0.1%,1%", help="shares of packets lost (default %(default)s)")
+    _add_paths(one, losses="0%,0.01%,0.1%,1%")
     help_text = "long paths: shares of the line once a connection has begun, and after a pause; netem or the emulator"
     one = _command(commands, "later", _later, help_text, rounds=5)
-    one.add_argument("--lines", default="200mbit", help="rates, such as 200mbit,1gbit (default %(default)s)")
-    one.add_argument("--losses", default="0%,0.1%", help="shares of packets lost (default %(default)s)")
+    _add_paths(one, losses="0%,0.1%")
     one = _command(commands, "far", _far, "all-reduces over long paths, beside gloo; netem or the emulator", rounds=5)
     one.add_argument("--line", default="200mbit", help="its rate (default %(default)s)")
     one.add_argument("--losses", default="0%,0.1%", help="shares of packets lost (default %(default)s)")
@@ -67,6 +65,13 @@ def _command(
     one.add_argument("--json", type=Path, help="write the outcome to this file")
     one.set_defaults(run=run)
     return one
+
+
+def _add_paths(one: argparse.ArgumentParser, losses: str) -> None:
+    trips = ",".join(f"{seconds * 1e3:g}ms" for seconds in wan.ROUND_TRIPS)
+    one.add_argument("--lines", default="200mbit", help="rates, such as 200mbit,1gbit (default %(default)s)")
+    one.add_argument("--round-trips", default=trips, help="over them (default %(default)s)")
+    one.add_argument("--losses", default=losses, help="shares of packets lost (default %(default)s)")
 
 
 def _outages(options: argparse.Namespace) -> int:
@@ -147,7 +152,7 @@ def _order(options: argparse.Namespace) -> int:
 
 def _wan(options: argparse.Namespace) -> int:
     found, table = [], Table("line", "round trip", "loss", "streams", "MB/s", "of the line", "times plain")
-    for one in wan.measure(*_lines_and_losses(options), options.rounds):
+    for one in wan.measure(*_paths(options), options.rounds):
         found.append(one)
         path = (*_path(one), f"{one.loss * 100:g} %")
         table.add_row(*path, one.way, f"{one.rate / 1e6:.2f}", f"{one.of_line:.2f}", f"{one.times_plain:.2f}")
@@ -160,7 +165,7 @@ def _wan(options: argparse.Namespace) -> int:
 def _later(options: argparse.Namespace) -> int:
     found = []
     table = Table("line", "round trip", "loss", "streams", "then, of the line", "64 MiB after idle", "expected")
-    for one in wan.later(*_lines_and_losses(options), options.rounds):
+    for one in wan.later(*_paths(options), options.rounds):
         found.append(one)
         path, way = (*_path(one), f"{one.loss * 100:g} %"), f"{one.way}: {one.streams}"
         times = (f"{seconds:.2f} s" for seconds in (one.after_idle, one.expected))
@@ -171,9 +176,11 @@ def _later(options: argparse.Namespace) -> int:
     return 0
 
 
-def _lines_and_losses(options: argparse.Namespace) -> tuple[list[float], list[float]]:
+def _paths(options: argparse.Namespace) -> tuple[list[float], list[float], list[float]]:
+    """Lines, round trips and losses."""
     lines = [units.parse("--lines", text, units.BITS_PER_SECOND) for text in options.lines.split(",")]
-    return lines, [units.parse("--losses", text, units.FRACTION) for text in options.losses.split(",")]
+    round_trips = [units.parse("--round-trips", text, units.LATENCY) for text in options.round_trips.split(",")]
+    return lines, round_trips, [units.parse("--losses", text, units.FRACTION) for text in options.losses.split(",")]
 
 
 def _far(options: argparse.Namespace) -> int:

@@ -15,11 +15,11 @@ import struct
 from dataclasses import dataclass
 
 MAGIC = 0x316E2D6175676162
-VERSION = 5
+VERSION = 6
 OTHERS = 2
 """Sockets of a connection behind its streams: receipts and pulse."""
 _HELLO = struct.Struct("<QHHHHQ8s32s")
-_CHUNK = struct.Struct("<7I36x")
+_CHUNK = struct.Struct("<8I32x")
 _PATIENCE = 5.0  # seconds for an answer
 
 
@@ -79,9 +79,11 @@ def join(target: Target, index: int, streams: int, identity: bytes) -> socket.so
     return s
 
 
-def chunk(sequence: int, offset: int, length: int, total: int, tag: int = 0, receipt: int = 0) -> bytes:
+def chunk(
+    sequence: int, offset: int, length: int, total: int, tag: int = 0, receipt: int = 0, nothing: int = 0
+) -> bytes:
     """A chunk header."""
-    return _CHUNK.pack(sequence, offset, length, total, tag, 0, receipt)
+    return _CHUNK.pack(sequence, offset, length, total, tag, 0, receipt, nothing)
 
 
 class Fuzzer:
@@ -185,6 +187,8 @@ class Fuzzer:
             chunk(sequence, posted, 1, posted),
             chunk(sequence, 0, 1, posted, tag=7),
             chunk(sequence, 0, 1, posted, receipt=2),
+            chunk(sequence, 0, 1, posted, nothing=1),
+            chunk(sequence, 0, 0, 0, nothing=2),
             chunk(sequence, 0, 1, posted) + b"x" + chunk(sequence, 1, 1, posted, receipt=1),
             chunk((sequence - 1) % 2**32, 0, 1, 1),  # long finished
             chunk((sequence - 64) % 2**32, 0, 1, 1),
@@ -195,4 +199,4 @@ class Fuzzer:
 
     def bad_receipts(self) -> bytes:
         """For messages that nobody sent."""
-        return self.random.randbytes(self.random.choice((4, 8, 400)))
+        return self.random.randbytes(self.random.choice((8, 16, 400)))

@@ -35,7 +35,7 @@ from tools.transport.bench import PLAIN
 from tools.transport.pair import HarnessError, Pair
 
 WAYS = ("4", "auto", PLAIN, *(("auto, bbr", f"{PLAIN}, bbr") if "bbr" in machine.congestion_controls() else ()))
-ROUND_TRIPS = (0.03, 0.08, 0.2)  # seconds
+ROUND_TRIPS = (0.03, 0.08, 0.2)  # seconds, of the paths that are measured if nobody asks for others
 CONTROL = "cubic"  # of the ways that name none
 CONNECTIONS = MOST_STREAMS + 6  # for which queues have room: the most streams, and the others of a connection
 _SECONDS, _ROUND_TRIPS = 3.0, 20.0  # that a transfer should take, and round trips beyond: it begins slowly
@@ -81,9 +81,11 @@ class Later:
     expected: float
 
 
-def measure(lines: Sequence[float], losses: Sequence[float], rounds: int) -> Iterator[Path]:
-    """Every path with every way in turn; lines in bit/s, shares of packets lost."""
-    for path in product(lines, ROUND_TRIPS, losses):
+def measure(
+    lines: Sequence[float], round_trips: Sequence[float], losses: Sequence[float], rounds: int
+) -> Iterator[Path]:
+    """Every path with every way in turn; lines in bit/s, seconds, shares of packets lost."""
+    for path in product(lines, round_trips, losses):
         yield from _path(*path, rounds)
 
 
@@ -97,9 +99,11 @@ def _path(line: float, round_trip: float, loss: float, rounds: int) -> Iterator[
         yield Path(line, round_trip, loss, way, rate, rate * 8 / line, rate / rates[PLAIN])
 
 
-def later(lines: Sequence[float], losses: Sequence[float], rounds: int) -> Iterator[Later]:
-    """What the transport's connections carry after their beginning, and after a pause."""
-    for path in product(lines, ROUND_TRIPS, losses):
+def later(
+    lines: Sequence[float], round_trips: Sequence[float], losses: Sequence[float], rounds: int
+) -> Iterator[Later]:
+    """What the transport's connections carry after their beginning, and after a pause; paths as in `measure`."""
+    for path in product(lines, round_trips, losses):
         yield from _later(*path, rounds)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _P = ctypes.c_void_p
-_MOST_STREAMS = 256  # cpp/core/wire.h
+_MOST_STREAMS = 512  # cpp/core/wire.h
 _PF_EXITING = 0x4  # linux/sched.h
 
 

@@ -78,7 +78,8 @@ class Connection {
     Receipts receipts_;
     Receiver receiver_;
     unsigned moves_ = 0;  // calls of progress() that moved something
-    int64_t asked_ = 0, checked_ = 0;  // when the kernel was asked for events, and streams were looked at (ns)
+    // When the kernel was asked for events, streams were looked at, and TCP was nudged (ns).
+    int64_t asked_ = 0, checked_ = 0, nudged_ = 0;
 };
 
 }  // namespace bagua

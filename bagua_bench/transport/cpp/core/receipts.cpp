@@ -3,6 +3,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "tuning.h"
+
 namespace bagua {
 
 Receipts::Receipts(Trunk& trunk, Sender& sender, Socket socket)
@@ -10,6 +12,12 @@ Receipts::Receipts(Trunk& trunk, Sender& sender, Socket socket)
 
 void Receipts::owe(Request& received) {
     owed_.push_back(&received);
+    give();
+}
+
+void Receipts::nudge() {
+    if (!owed_.empty() || !awaits_acknowledgements(socket_.fd(), Tuning::kNudgeNs)) return;
+    owed_.push_back(nullptr);
     give();
 }
 
@@ -22,10 +30,10 @@ bool Receipts::pump() {
 bool Receipts::give() {
     bool moved = false;
     while (trunk_.status && !owed_.empty()) {
-        Request& r = *owed_.front();
-        const auto* number = reinterpret_cast<const unsigned char*>(&r.sequence);
-        const size_t left = sizeof r.sequence - given_;
-        const ssize_t n = ::send(socket_.fd(), number + given_, left, MSG_DONTWAIT | MSG_NOSIGNAL);
+        Request* r = owed_.front();
+        const Receipt receipt{r ? r->sequence : 0, r == nullptr};
+        const auto* bytes = reinterpret_cast<const unsigned char*>(&receipt);
+        const ssize_t n = ::send(socket_.fd(), bytes + given_, sizeof receipt - given_, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == ENOBUFS)) break;
         if (n < 0) {
@@ -33,10 +41,11 @@ bool Receipts::give() {
             break;
         }
         given_ += size_t(n);
-        if (given_ < sizeof r.sequence) continue;
+        if (given_ < sizeof receipt) continue;
         given_ = 0;
         owed_.pop_front();
-        r.window->finish(r);
+        if (!r) continue;
+        r->window->finish(*r);
         moved = true;
     }
     return moved;
@@ -56,14 +65,15 @@ bool Receipts::take() {
         over_ = n == 0;
         got_ += size_t(n);
         size_t seen = 0;
-        for (; trunk_.status && got_ - seen >= sizeof(uint32_t); seen += sizeof(uint32_t)) {
-            uint32_t number;
-            std::memcpy(&number, come_ + seen, sizeof number);
-            if (sender_.delivered(number))
+        for (; trunk_.status && got_ - seen >= sizeof(Receipt); seen += sizeof(Receipt)) {
+            Receipt receipt;
+            std::memcpy(&receipt, come_ + seen, sizeof receipt);
+            if (receipt.nothing == 1 && receipt.sequence == 0) continue;
+            if (!receipt.nothing && sender_.delivered(receipt.sequence))
                 moved = true;
             else
-                trunk_.fail(Code::remote, "receipt from " + trunk_.peer + " for message " + std::to_string(number) +
-                                              ", which waits for none");
+                trunk_.fail(Code::remote, "receipt from " + trunk_.peer + " for message " +
+                                              std::to_string(receipt.sequence) + ", which waits for none");
         }
         std::memmove(come_, come_ + seen, got_ - seen);
         got_ -= seen;

@@ -16,6 +16,8 @@ class Receipts {
     // The message is whole, and its sender waits to hear so. It is over here when its receipt is on the way, because
     // the caller may never call again after that.
     void owe(Request& received);
+    // As Sender::nudge().
+    void nudge();
     // Give and take what is possible without waiting; false if nothing was.
     bool pump();
     // The kernel says that there may be something to read.
@@ -32,10 +34,10 @@ class Receipts {
     Sender& sender_;
     Socket socket_;
     bool readable_ = true, over_ = false;
-    std::deque<Request*> owed_;
+    std::deque<Request*> owed_;  // null: a receipt of nothing
     size_t given_ = 0;  // bytes of the first of them that are written
-    unsigned char come_[64 * sizeof(uint32_t)];
-    size_t got_ = 0;  // bytes of it; fewer than one number has, once the whole ones are seen to
+    unsigned char come_[64 * sizeof(Receipt)];
+    size_t got_ = 0;  // bytes of it; fewer than one receipt has, once the whole ones are seen to
 };
 
 }  // namespace bagua

@@ -142,6 +142,10 @@ void Receiver::arrived(Stream& s, const unsigned char* bytes, uint32_t count) {
 bool Receiver::open_chunk(Stream& s) {
     ChunkHeader h;
     std::memcpy(&h, s.stage + s.stage_begin, sizeof h);
+    if (h.nothing && std::memcmp(&h, &kNothing, sizeof h) == 0) {
+        s.stage_begin += sizeof h;
+        return true;
+    }
     if (int32_t(h.sequence - window_.next()) >= 0) {
         s.parked = true;
         ++s.counters.parked;
@@ -177,7 +181,7 @@ bool Receiver::acceptable(const Stream& s, const ChunkHeader& h) {
                                     " is expected");
     if (r.opened && (h.total != r.size || h.receipt != uint32_t(r.receipt)))
         return bad(Code::remote, "chunks disagree about their message");
-    if (h.receipt > 1) return bad(Code::remote, "a receipt of an unknown kind is asked for");
+    if (h.receipt > 1 || h.nothing) return bad(Code::remote, "a header of an unknown kind");
     const bool fits = uint64_t(h.offset) + h.length <= h.total && uint64_t(r.taken) + h.length <= h.total;
     if (!fits || (h.length == 0 && h.total > 0)) return bad(Code::remote, "chunk outside its message");
     return true;

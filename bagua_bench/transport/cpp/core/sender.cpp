@@ -62,6 +62,17 @@ bool Sender::delivered(uint32_t sequence) {
     return true;
 }
 
+void Sender::nudge() {
+    for (auto& s : trunk_.streams) {
+        if (s->out.request || !awaits_acknowledgements(s->socket.fd(), Tuning::kNudgeNs)) continue;
+        s->out.request = &nothing_;
+        s->out.done = 0;
+        s->out.lend = false;
+        s->out.head = kNothing;
+        write(*s);
+    }
+}
+
 bool Sender::resting(int64_t now) const {
     const auto writing = [](const auto& s) { return s->out.request != nullptr; };
     const bool later = awaited_ == 0 && window_.pending() > 0 && now < wake_at_;
@@ -82,7 +93,7 @@ void Sender::take(Stream& s, uint32_t length) {
     if (r.taken == 0) r.receipt = may_lend_ && r.size >= Tuning::kMinLentMessageBytes && near(s);
     s.out.lend = r.receipt && (!s.pace.fast || r.size <= Tuning::kCachedMessageBytes ||
                                ++turn_ % Tuning::kChunksPerLentChunk == 0);
-    s.out.head = {r.sequence, r.taken, length, r.size, r.tag, 0, r.receipt, {}};
+    s.out.head = {r.sequence, r.taken, length, r.size, r.tag, 0, r.receipt, 0, {}};
     if (trunk_.settings.crc) s.out.head.crc = crc32c(0, r.data + r.taken, length);
     r.taken += length;
     unwritten_ -= length;
@@ -124,6 +135,7 @@ void Sender::written(Stream& s) {
     Outgoing& out = s.out;
     Request& r = *out.request;
     out.request = nullptr;
+    if (&r == &nothing_) return;
     s.counters.bytes_sent += out.head.length;
     ++s.counters.chunks_sent;
     r.moved += out.head.length;

@@ -19,6 +19,10 @@ class Sender {
     bool pump();
     // The receiver has all of a message; false if no message with this number waits to hear so.
     bool delivered(uint32_t sequence);
+    // Have something new sent where TCP has been waiting for acknowledgements of the last. After an outage it may take
+    // a late one for a sign that nothing was lost (F-RTO, RFC 5682; Eifel, RFC 3522) and wait for those of what was
+    // lost. Acknowledgements of what is new tell it (RACK, RFC 8985).
+    void nudge();
     // When several streams should have room (ns); 0 = not known.
     int64_t wake_at() const { return wake_at_; }
     // Whether messages are pending, and neither an event before wake_at() nor a receipt could move them.
@@ -39,6 +43,7 @@ class Sender {
     Window window_;
     Schedule schedule_;
     PagePipe pages_;
+    Request nothing_;  // stands for a header that belongs to no message
     bool may_lend_;  // large messages without a copy
     uint32_t cursor_ = 0;  // sequence that the next chunk is cut from
     uint64_t unwritten_ = 0;  // bytes posted and not yet promised to a stream

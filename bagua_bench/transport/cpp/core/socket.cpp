@@ -3,7 +3,9 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -201,6 +203,15 @@ void persist(int fd) { set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kNeverMs); }
 
 void retry_often(int fd, bool often) {
     set(fd, IPPROTO_TCP, kTcpRtoMaxMs, often ? int(Tuning::kRetryNs / kMillisecond) : kUsualRetryMs);
+}
+
+bool awaits_acknowledgements(int fd, int64_t nanoseconds) {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    int unsent = 0;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || ioctl(fd, SIOCOUTQNSD, &unsent) != 0) return false;
+    const bool waits = info.tcpi_unacked > 0 && unsent == 0 && info.tcpi_retransmits == 0;
+    return waits && info.tcpi_last_ack_recv * kMillisecond >= nanoseconds;
 }
 
 void save_acknowledgements(int fd) { set(fd, IPPROTO_TCP, TCP_QUICKACK, 0); }

@@ -92,6 +92,7 @@ struct Tuning {
     // How an outage is told from the end of a path: socket.cpp, pulse.cpp.
     static constexpr int64_t kRetryNs = kSecond;  // between TCP's attempts while the peer is cut off, at most
     static constexpr int64_t kGraceNs = 5 * kSecond / 2;  // until data moves after an outage: two attempts, and some
+    static constexpr int64_t kNudgeNs = 20 * kMillisecond;  // without an acknowledgement, before TCP is nudged: sender.h
     // For so long afterwards TCP goes on to try often: it takes an answer that came late for a sign of a slow path, and
     // would wait as long for the next one.
     static constexpr int64_t kConvalescenceNs = 10 * kSecond;

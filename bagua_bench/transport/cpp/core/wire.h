@@ -11,8 +11,8 @@ namespace bagua {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire format is little-endian");
 
 constexpr uint64_t kMagic = 0x316e2d6175676162;  // "bagua-n1"
-constexpr uint16_t kVersion = 5;
-constexpr int kMaxStreams = 256;
+constexpr uint16_t kVersion = 6;
+constexpr int kMaxStreams = 512;
 constexpr int kOthers = 2;  // sockets of a connection that are not streams: receipts and pulse
 constexpr int kMaxInterfaces = 3;  // as many addresses as a handle holds
 constexpr uint32_t kMaxMessage = 1u << 30;
@@ -26,9 +26,18 @@ struct ChunkHeader {
     uint32_t tag;
     uint32_t crc;  // CRC-32C of the payload; 0 on a connection without checksums
     uint32_t receipt;  // 1: the sender waits to hear that the whole message has arrived
-    uint32_t unused[9];  // keeps payloads aligned as their buffers are: the kernel copies half as fast otherwise
+    uint32_t nothing;  // 1: no chunk follows, and all other fields are 0; see nudge() in sender.h
+    uint32_t unused[8];  // keeps payloads aligned as their buffers are: the kernel copies half as fast otherwise
 };
 static_assert(sizeof(ChunkHeader) == 64, "wire format");
+constexpr ChunkHeader kNothing = {0, 0, 0, 0, 0, 0, 0, 1, {}};
+
+// Goes back, on the socket for receipts.
+struct Receipt {
+    uint32_t sequence;  // of a message that has arrived
+    uint32_t nothing;  // 1: of none, and the other field is 0
+};
+static_assert(sizeof(Receipt) == 8, "wire format");
 
 // Flags of Hello: chunks have checksums; each side chooses how many of the streams it uses.
 constexpr uint16_t kChecksums = 1, kChooses = 2;
