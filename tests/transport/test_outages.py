@@ -68,8 +68,8 @@ def test_what_was_lost_both_ways_needs_no_second_attempt(ranks: Ranks) -> None:
         pytest.skip("this kernel has no TCP_RTO_MAX_MS (Linux 6.15)")
     found = [outages.suffer(*ranks, 2, 0.8, "both") for _ in range(4)]
     assert not any(outage.errors for outage in found)
-    late = [outage for outage in found if outage.resumed["busy"] > 0.9 * outage.seconds]
-    assert len(late) <= 1  # two are to be expected if nobody tells TCP
+    # Half of them take longer than this if nobody tells TCP.
+    assert max(outage.resumed["busy"] / outage.seconds for outage in found) < 0.9
 
 
 def test_a_longer_outage_is_an_error_that_names_the_time_out(ranks: Ranks) -> None:

@@ -117,14 +117,17 @@ void Connection::check_life(int64_t now) {
     const auto over = [this](const auto& s) { return s->ended || (s->closed && s->parked && posted()); };
     if (pending() && receipts_.over() && std::all_of(trunk_.streams.begin(), trunk_.streams.end(), over))
         return trunk_.broke(Code::remote, "peer " + trunk_.peer + " closed the connection");
-    if (cut_off(now) && now - nudged_ >= Tuning::kNudgeNs) {
-        nudged_ = now;
-        sender_.nudge();
-        receipts_.nudge();
-    }
+    if (cut_off(now) && now - nudged_ >= Tuning::kNudgeNs) nudge(now);
     if (now - checked_ < Tuning::kLifeCheckIntervalNs) return;
     checked_ = now;
     for (auto& s : trunk_.streams) s->readable |= s->awaited > 1;  // some kernels run out of memory below the mark
+}
+
+void Connection::nudge(int64_t now) {
+    nudged_ = now;
+    for (auto& s : trunk_.streams)
+        if (pulse_->was_cut_off(size_t(s->index), now)) sender_.nudge(*s);
+    if (pulse_->was_cut_off(trunk_.streams.size(), now)) receipts_.nudge();
 }
 
 // The watcher's paths are the streams, and after them the receipts; what is beyond them is the peer as a whole.

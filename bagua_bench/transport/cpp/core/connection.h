@@ -68,6 +68,7 @@ class Connection {
     void watch(int fd, Stream* stream);
     bool pump();
     void check_life(int64_t now);
+    void nudge(int64_t now);
     std::string lost() const;
     void hang_up();
 

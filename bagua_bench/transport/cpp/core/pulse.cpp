@@ -107,7 +107,7 @@ std::shared_ptr<Pulse> watch_pulse(std::vector<Socket>& sockets, int64_t timeout
     auto pulse = std::make_shared<Pulse>();
     pulse->socket = std::move(sockets.back());
     sockets.pop_back();
-    for (auto& socket : sockets) pulse->paths.push_back({socket.fd()});
+    for (auto& socket : sockets) pulse->paths.emplace_back(socket.fd());
     persist(pulse->socket.fd());
     retry_often(pulse->socket.fd(), true);
     pulse->timeout = timeout;

@@ -8,25 +8,30 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <vector>
 
 #include "socket.h"
+#include "tuning.h"
 
 namespace bagua {
 
 struct Pulse {
     static constexpr int kNothing = -1;
     struct Path {
-        int fd;
-        int64_t vain = 0;  // when what was sent was last seen to go unacknowledged (ns)
+        explicit Path(int socket) : fd(socket) {}
+        const int fd;
+        std::atomic<int64_t> vain{0};  // when what was sent was last seen to go unacknowledged (ns)
         bool often = false;  // does the kernel try
         int64_t unanswered = 0;  // since when (ns); 0: the peer's kernel answers, or need not
     };
     Socket socket;
-    std::vector<Path> paths;
+    std::deque<Path> paths;
     int64_t timeout;
     int64_t heard;
+    // Whether this path is cut off, or was until so short a time ago that data may not move again yet.
+    bool was_cut_off(size_t path, int64_t now) const { return now - paths[path].vain < Tuning::kGraceNs; }
     std::atomic<int64_t> cut_off{0};  // when something was last seen to be sent in vain (ns)
     std::atomic<int> lost{kNothing};  // the path that is dead; as many as there are: the peer gave no sign of life
 };

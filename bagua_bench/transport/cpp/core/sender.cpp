@@ -62,15 +62,15 @@ bool Sender::delivered(uint32_t sequence) {
     return true;
 }
 
-void Sender::nudge() {
-    for (auto& s : trunk_.streams) {
-        if (s->out.request || !awaits_acknowledgements(s->socket.fd(), Tuning::kNudgeNs)) continue;
-        s->out.request = &nothing_;
-        s->out.done = 0;
-        s->out.lend = false;
-        s->out.head = kNothing;
-        write(*s);
+void Sender::nudge(Stream& s) {
+    if (!awaits_acknowledgements(s.socket.fd(), Tuning::nudge_after(s.pace.first_rtt))) return;
+    if (!s.out.request) {
+        s.out.request = &nothing_;
+        s.out.done = 0;
+        s.out.lend = false;
+        s.out.head = kNothing;
     }
+    write(s);
 }
 
 bool Sender::resting(int64_t now) const {

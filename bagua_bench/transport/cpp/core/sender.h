@@ -19,10 +19,11 @@ class Sender {
     bool pump();
     // The receiver has all of a message; false if no message with this number waits to hear so.
     bool delivered(uint32_t sequence);
-    // Have something new sent where TCP has been waiting for acknowledgements of the last. After an outage it may take
-    // a late one for a sign that nothing was lost (F-RTO, RFC 5682; Eifel, RFC 3522) and wait for those of what was
-    // lost. Acknowledgements of what is new tell it (RACK, RFC 8985).
-    void nudge();
+    // Have something new sent over a stream that was cut off and whose TCP waits for acknowledgements. After an outage
+    // it may take a late one for a sign that nothing was lost (F-RTO, RFC 5682; Eifel, RFC 3522) and wait for those of
+    // what was lost; acknowledgements of what is new tell it (RACK, RFC 8985). Not where the peer may have everything:
+    // it may be about to close the stream, and its kernel would then answer with a reset.
+    void nudge(Stream& stream);
     // When several streams should have room (ns); 0 = not known.
     int64_t wake_at() const { return wake_at_; }
     // Whether messages are pending, and neither an event before wake_at() nor a receipt could move them.

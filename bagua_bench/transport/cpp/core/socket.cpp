@@ -211,7 +211,7 @@ bool awaits_acknowledgements(int fd, int64_t nanoseconds) {
     int unsent = 0;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || ioctl(fd, SIOCOUTQNSD, &unsent) != 0) return false;
     const bool waits = info.tcpi_unacked > 0 && unsent == 0 && info.tcpi_retransmits == 0;
-    return waits && info.tcpi_last_ack_recv * kMillisecond >= nanoseconds;
+    return waits && std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_sent) * kMillisecond >= nanoseconds;
 }
 
 void save_acknowledgements(int fd) { set(fd, IPPROTO_TCP, TCP_QUICKACK, 0); }

@@ -84,7 +84,7 @@ void persist(int fd);
 // since 6.15; older ones stay as they are.
 void retry_often(int fd, bool often);
 
-// Whether TCP has sent everything, tries nothing again, and no acknowledgement of it has come for so long.
+// Whether TCP has sent everything, tries nothing again, and for so long has neither sent anything nor heard of it.
 bool awaits_acknowledgements(int fd, int64_t nanoseconds);
 
 // Have acknowledgements of small messages wait for data that goes back, or for one another: each one sent alone takes

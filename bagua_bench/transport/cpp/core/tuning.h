@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -53,7 +54,7 @@ struct Tuning {
 
     // How the rate of a stream is estimated: schedule.cpp.
     static constexpr int64_t kLookIntervalNs = 10 * kMicrosecond;  // between questions to the kernel about one stream
-    static constexpr int64_t kFarLookIntervalNs = kMillisecond;  // over a long path, with up to 256 streams
+    static constexpr int64_t kFarLookIntervalNs = kMillisecond;  // over a long path, with many streams
     static constexpr int64_t kSampleIntervalNs = 10 * kMillisecond;  // or a round trip, if it is longer
     static constexpr double kFarSeconds = kSampleIntervalNs * 1e-9;  // a longer round trip makes a long path
     static constexpr uint64_t kTellingSampleBytes = 1 << 20;  // enough to tell a rate even if the stream ran dry
@@ -92,7 +93,12 @@ struct Tuning {
     // How an outage is told from the end of a path: socket.cpp, pulse.cpp.
     static constexpr int64_t kRetryNs = kSecond;  // between TCP's attempts while the peer is cut off, at most
     static constexpr int64_t kGraceNs = 5 * kSecond / 2;  // until data moves after an outage: two attempts, and some
-    static constexpr int64_t kNudgeNs = 20 * kMillisecond;  // without an acknowledgement, before TCP is nudged: sender.h
+    // Without an acknowledgement until TCP is nudged (sender.h): more than it may delay one, and two round trips.
+    static constexpr int64_t kNudgeNs = 60 * kMillisecond;
+    static constexpr double kNudgeRoundTrips = 2;
+    static int64_t nudge_after(double round_trip) {
+        return std::max(kNudgeNs, int64_t(kNudgeRoundTrips * round_trip * double(kSecond)));
+    }
     // For so long afterwards TCP goes on to try often: it takes an answer that came late for a sign of a slow path, and
     // would wait as long for the next one.
     static constexpr int64_t kConvalescenceNs = 10 * kSecond;
