@@ -19,8 +19,6 @@ from bagua_bench.transport.tunable import Tunable
 from bagua_bench.transport.work import Job, Message, Together
 
 _ProcessGroup: Any = dist.ProcessGroup  # its stubs know neither its overloads nor its newer names
-
-
 _Started = TypeVar("_Started", Job, Message)
 
 

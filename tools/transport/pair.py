@@ -15,7 +15,7 @@ from typing import Any
 from tools.transport.nccl import Nccl
 
 GROUP = "bagua_net"
-_WORKER = Path(__file__).with_name("worker.py")
+_HOME = str(Path(__file__).resolve().parents[2])
 
 
 class HarnessError(RuntimeError):
@@ -27,11 +27,11 @@ class Process:
 
     def __init__(self, library: Path, environment: Mapping[str, str], prefix: Sequence[str] = ()) -> None:
         self.child = subprocess.Popen(
-            [*prefix, sys.executable, "-S", "-E", str(_WORKER), str(library)],
+            [*prefix, sys.executable, "-S", "-m", "tools.transport.worker", str(library)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, "PYTHONPATH": _HOME},
         )
 
     def tell(self, do: str, **arguments: Any) -> None:

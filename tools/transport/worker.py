@@ -1,11 +1,10 @@
 """One process of the harness: JSON commands on stdin, JSON answers on stdout.
 
-It is started by its path and imports nothing of the suite, so that it starts quickly and inside any namespace.
+It is started without installed packages and imports next to nothing, so that it starts quickly.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -19,66 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tools.transport import own_state
+from tools.transport.structures import Facts, Outcome, StreamReport, plan_of, values
+
 _P = ctypes.c_void_p
 _MOST_STREAMS = 512  # cpp/core/wire.h
-_PF_EXITING = 0x4  # linux/sched.h
-
-
-class Plan(ctypes.Structure):
-    """See native/drive.h."""
-
-    _fields_ = (
-        ("size", ctypes.c_uint64),
-        ("count", ctypes.c_uint64),
-        ("window", ctypes.c_int32),
-        ("idle", ctypes.c_int32),
-        ("check", ctypes.c_int32),
-        ("patience", ctypes.c_double),
-    )
-
-
-class Outcome(ctypes.Structure):
-    """See native/drive.h."""
-
-    _fields_ = (
-        ("result", ctypes.c_int32),
-        ("bytes", ctypes.c_uint64),
-        ("messages", ctypes.c_uint64),
-        ("seconds", ctypes.c_double),
-        ("cpu", ctypes.c_double),
-        ("median", ctypes.c_double),
-        ("p99", ctypes.c_double),
-    )
-
-
-class StreamReport(ctypes.Structure):
-    """See report.h of the transport."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("bytes_sent", "chunks_sent", "bytes_received", "chunks_received")),
-        *((name, ctypes.c_uint64) for name in ("stalls", "parked", "queued", "queued_max", "retransmissions")),
-        *((name, ctypes.c_uint64) for name in ("bytes_zero_copy", "in_use")),
-        *((name, ctypes.c_double) for name in ("rate", "delivery_rate", "rtt", "min_rtt")),
-    )
-
-
-class Facts(ctypes.Structure):
-    """See native/net.h."""
-
-    _fields_ = (
-        ("name", ctypes.c_char * 64),
-        ("speed", ctypes.c_int),
-        ("maxComms", ctypes.c_int),
-        ("maxRecvs", ctypes.c_int),
-        ("ptrSupport", ctypes.c_int),
-        ("devices", ctypes.c_int),
-        ("maxP2pBytes", ctypes.c_uint64),
-    )
-
-
-def _values(structure: ctypes.Structure) -> dict[str, Any]:
-    found = {name: getattr(structure, name) for name, *_ in structure._fields_}
-    return {key: value.decode() if isinstance(value, bytes) else value for key, value in found.items()}
 
 
 class Worker:
@@ -144,7 +88,7 @@ class Worker:
     def facts(self) -> dict[str, Any]:
         """Properties of device 0."""
         facts = Facts()
-        return {"result": self.lib.harness_facts(_P(self.net), ctypes.byref(facts)), **_values(facts)}
+        return {"result": self.lib.harness_facts(_P(self.net), ctypes.byref(facts)), **values(facts)}
 
     def listen(self, name: str) -> dict[str, Any]:
         """Listen; the handle comes back in hex."""
@@ -178,15 +122,15 @@ class Worker:
         """Move messages one way."""
         out = Outcome()
         self.lib.harness_stream(
-            _P(self.net), _P(self.held[name]), int(sending), ctypes.byref(_plan(plan)), ctypes.byref(out)
+            _P(self.net), _P(self.held[name]), int(sending), ctypes.byref(plan_of(plan)), ctypes.byref(out)
         )
-        return _values(out)
+        return values(out)
 
     def pingpong(self, send: str, receive: str, first: bool, **plan: Any) -> dict[str, Any]:
         """Half round trips."""
         out, comms = Outcome(), (_P(self.held[send]), _P(self.held[receive]))
-        self.lib.harness_pingpong(_P(self.net), *comms, int(first), ctypes.byref(_plan(plan)), ctypes.byref(out))
-        return _values(out)
+        self.lib.harness_pingpong(_P(self.net), *comms, int(first), ctypes.byref(plan_of(plan)), ctypes.byref(out))
+        return values(out)
 
     def cycle(self, count: int) -> dict[str, Any]:
         """So many times: connect to this process itself, move a message, close."""
@@ -226,22 +170,22 @@ class Worker:
     def plain_stream(self, name: str, sending: bool, **plan: Any) -> dict[str, Any]:
         """Move messages one way over the baseline's connection."""
         out = Outcome()
-        self.lib.plain_stream(self.held[name].fileno(), int(sending), ctypes.byref(_plan(plan)), ctypes.byref(out))
-        return _values(out)
+        self.lib.plain_stream(self.held[name].fileno(), int(sending), ctypes.byref(plan_of(plan)), ctypes.byref(out))
+        return values(out)
 
     def plain_pingpong(self, send: str, receive: str, first: bool, **plan: Any) -> dict[str, Any]:
         """Half round trips over the baseline's connection, or over one for each direction."""
-        out, given = Outcome(), _plan(plan)
+        out, given = Outcome(), plan_of(plan)
         sockets = (self.held[name].fileno() for name in (send, receive))
         self.lib.plain_pingpong(*sockets, int(first), ctypes.byref(given), ctypes.byref(out))
-        return _values(out)
+        return values(out)
 
     def state(self) -> dict[str, Any]:
         """Descriptors, threads, and the local ports of connected sockets in order of descriptor."""
         return {
             "fds": len(list(Path("/proc/self/fd").iterdir())),
-            "threads": _threads(),
-            "ports": [_port(fd) for fd in _connected()],
+            "threads": own_state.threads(),
+            "ports": [own_state.port(fd) for fd in own_state.connected()],
         }
 
     def report(self, name: str) -> dict[str, Any]:
@@ -251,7 +195,7 @@ class Worker:
             count = library.bagua_net_comm_report(comm, out, len(out))
         else:
             count = library.bagua_net_report(comm, self.peer, 1, out, len(out))
-        return {"streams": [_values(out[k]) for k in range(count)]}
+        return {"streams": [values(out[k]) for k in range(count)]}
 
     def report_all(self) -> dict[str, Any]:
         """Counters of the streams of every open comm of bagua_net."""
@@ -259,7 +203,7 @@ class Worker:
         comms: list[list[dict[str, Any]]] = []
         out, peer = (StreamReport * _MOST_STREAMS)(), ctypes.create_string_buffer(100)
         while (count := call(len(comms), out, len(out), peer, len(peer))) >= 0:
-            comms.append([_values(out[k]) for k in range(count)])
+            comms.append([values(out[k]) for k in range(count)])
         return {"comms": comms}
 
     def use_all_files(self) -> dict[str, Any]:
@@ -277,7 +221,7 @@ class Worker:
         """After that time, reset one of the connections, as a broken middle box would."""
 
         def cut() -> None:
-            for number, fd in enumerate(_connected()):
+            for number, fd in enumerate(own_state.connected()):
                 if number == index:
                     ctypes.CDLL(None).connect(fd, ctypes.create_string_buffer(16), 16)  # AF_UNSPEC resets: tcp(7)
 
@@ -295,38 +239,6 @@ def _answer_zero(place: int) -> None:
         raise OSError(ctypes.get_errno(), "mprotect")
     ctypes.memmove(place, code, len(code))
     protect(_P(page), ctypes.c_size_t(size), 5)
-
-
-def _threads() -> int:
-    """Threads that are not ending: the kernel lists one for a moment longer than whoever joins it waits."""
-    count = 0
-    for stat in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            count += not int(stat.read_text().rpartition(")")[2].split()[6]) & _PF_EXITING
-    return count
-
-
-def _connected() -> list[int]:
-    """Descriptors of connected TCP sockets, in the order in which they were made."""
-    found = []
-    for fd in sorted(int(p.name) for p in Path("/proc/self/fd").iterdir()):
-        with contextlib.suppress(OSError):
-            if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(fd)) as s:
-                s.getpeername()
-                found.append(fd)
-    return found
-
-
-def _port(fd: int) -> int:
-    with socket.socket(fileno=os.dup(fd)) as s:
-        port: int = s.getsockname()[1]
-        return port
-
-
-def _plan(values: dict[str, Any]) -> Plan:
-    return Plan(**{"window": 1, "idle": 20, "check": 0, "patience": 30.0, **values})
 
 
 def main() -> None:
