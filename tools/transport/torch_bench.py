@@ -73,18 +73,27 @@ def compare(
     link: float | None = None,
 ) -> list[dict[str, Any]]:
     """Operations on two sites, each with bytes and repetitions per round: medians over the rounds of the slowest rank's
-    mean seconds, and their ratio.
+    mean seconds, and their ratio. Each round has new processes, since how they and their connections come to lie
+    makes more difference than what follows.
 
     `flow` limits every connection, `link` all together, in bits/s.
     """
-    with shaped.pair() as sites, ranks(RANK, sites, per_site, {"BAGUA_NET_STREAMS": "4"}) as processes:
-        time.sleep(0.2)
-        for site in sites:
-            if flow is not None:
-                shaped.limit_connections(site, flow)
-            elif link is not None:
-                shaped.limit_flows(site, {}, link)
-        rows = [ask(processes, operation, size, repeat, rounds) for operation, size, repeat in operations]
+    found: list[list[dict[str, Any]]] = []
+    for number in range(rounds):
+        ways = torch_rank.BACKENDS[:: 1 if number % 2 == 0 else -1]
+        with shaped.pair() as sites, ranks(RANK, sites, per_site, {"BAGUA_NET_STREAMS": "4"}) as processes:
+            time.sleep(0.2)
+            for site in sites:
+                if flow is not None:
+                    shaped.limit_connections(site, flow)
+                elif link is not None:
+                    shaped.limit_flows(site, {}, link)
+            found.append([ask(processes, *operation, rounds=1, ways=ways) for operation in operations])
+    rows = []
+    for once in zip(*found, strict=True):
+        seconds = {way: [row["seconds"][way][0] for row in once] for way in torch_rank.BACKENDS}
+        typical = {way: median(values) for way, values in seconds.items()}
+        rows.append({**once[-1], "rounds": rounds, "seconds": seconds, **typical})
     return [{**row, "times_gloo": row["gloo"] / row["bagua_net"]} for row in rows]
 
 
