@@ -54,6 +54,8 @@ def test_the_transport_chooses_by_the_same_numbers() -> None:
     assert f"kFewestStreams = {network_shape.FEWEST_STREAMS};" in tuning
     assert f"kMostStreamPerSeconds = {network_shape.STREAM_PER_SECONDS * 1e3}e-3;" in tuning
     assert f"kMaxStreams = {network_shape.MOST_STREAMS};" in wire
+    worker = (HOME / "tools" / "transport" / "worker.py").read_text()
+    assert f"_MOST_STREAMS = {network_shape.MOST_STREAMS}  # cpp/core/wire.h" in worker
     assert f"most_streams = {network_shape.MOST_IN_NCCL};" in (core / "settings.h").read_text()
     assert f"kMinChunkBytes = {PART >> 10} << 10" in tuning
     algorithms = (core.parent / "collectives" / "algorithms.cpp").read_text()

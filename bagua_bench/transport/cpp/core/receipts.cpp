@@ -17,7 +17,7 @@ void Receipts::owe(Request& received) {
 
 void Receipts::nudge() {
     const int64_t patience = Tuning::nudge_after(first_round_trip(trunk_.streams));
-    if (!owed_.empty() || !awaits_acknowledgements(socket_.fd(), patience)) return;
+    if (over_ || !owed_.empty() || !awaits_acknowledgements(socket_.fd(), patience)) return;
     owed_.push_back(nullptr);
     give();
 }

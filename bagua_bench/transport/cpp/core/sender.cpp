@@ -63,7 +63,7 @@ bool Sender::delivered(uint32_t sequence) {
 }
 
 void Sender::nudge(Stream& s) {
-    if (!awaits_acknowledgements(s.socket.fd(), Tuning::nudge_after(s.pace.first_rtt))) return;
+    if (s.closed || !awaits_acknowledgements(s.socket.fd(), Tuning::nudge_after(s.pace.first_rtt))) return;
     if (!s.out.request) {
         s.out.request = &nothing_;
         s.out.done = 0;
