@@ -22,8 +22,9 @@ TREE_BYTES = {"broadcast": 256 << 10, "reduce": FEW_BYTES}
 """Up to so many bytes they go along a tree."""
 _SHARE = 256
 """Floats that share a scale of 4 bytes where they travel as 8-bit integers (int8.h)."""
-_SLICES = 128 << 10, 256 << 10
-"""Least and most bytes of the parts of a block that follow each other (pipeline.cpp); else a quarter of it."""
+_SUMMED, _GATHERED, _BROADCAST = (4, 128 << 10, 256 << 10), (4, 128 << 10, 2 << 20), (16, 256 << 10, 1 << 20)
+"""In how many slices a block goes (pipeline.cpp), and their least and most bytes. Those of a broadcast: for each rank
+between the ends of its chain."""
 
 
 def packed(floats: int) -> int:
@@ -57,7 +58,7 @@ def all_gather(call: Collective, g: int, cluster: Cluster) -> float:
     n, physics = cluster.layout.servers, cluster.physics
     ranks = n * g
     if call.nbytes > FEW_BYTES:
-        return _ring(ranks - 1, call.nbytes, g, cluster)
+        return _ring(ranks - 1, call.nbytes, g, cluster, slices=_GATHERED)
     if ranks <= FEW_RANKS:
         return physics.hop * cluster.reach + spread(g * (ranks - g) * call.nbytes, g * g * (n - 1), cluster, g)
     distances = [2**step for step in range(math.ceil(math.log2(ranks)))]
@@ -70,11 +71,20 @@ def onward(call: Collective, g: int, cluster: Cluster) -> float:
     """Broadcast and reduce: small ones along a tree, others N - 1 hops from one rank to the next, slice after slice."""
     if call.nbytes <= TREE_BYTES[call.kind]:
         return _tree(call.nbytes, g, cluster)
-    n, piece = cluster.layout.servers, min(call.nbytes, _SLICES[1])
+    n = cluster.layout.servers
+    if call.kind == "broadcast":
+        piece = _slice(call.nbytes / max(1, n * g - 2), *_BROADCAST)
+    else:
+        piece = _slice(call.nbytes, *_SUMMED)
+    piece = min(call.nbytes, piece)
     late = cluster.physics.ring_hop * _late(n - 1, cluster.sites - 1, cluster)
     whole = replace(cluster, network=cluster.network.but(loss=0.0))  # few slices lose anything on the way
     filling = (n - 2) * ring_transfer(piece, 1, whole) + (n - 1) * cluster.forwarding(piece)
     return late + filling + (n * g - n) * cluster.physics.inside_hop + ring_transfer(call.nbytes, 1, cluster)
+
+
+def _slice(nbytes: float, parts: int, least: int, most: int) -> float:
+    return min(max(nbytes / parts, least), most)
 
 
 def _tree(nbytes: float, g: int, cluster: Cluster) -> float:
@@ -92,10 +102,12 @@ def _tree(nbytes: float, g: int, cluster: Cluster) -> float:
     return late + near + direct_transfer(far * nbytes, 1, cluster.lines, 1, far, True)
 
 
-def _ring(steps: int, block: float, g: int, cluster: Cluster, rounds: int = 1) -> float:
+def _ring(
+    steps: int, block: float, g: int, cluster: Cluster, rounds: int = 1, slices: tuple[int, int, int] = _SUMMED
+) -> float:
     """So many steps of a block each, once or twice around; a slice of it goes on as soon as it is there."""
     n = cluster.layout.servers
-    segments = block / min(max(block / 4, _SLICES[0]), _SLICES[1])
+    segments = block / _slice(block, *slices)
     nbytes = steps * block
     transfer = ring_transfer(nbytes, steps, cluster)
     between = ring(rounds * (n - 1), cluster.physics.ring_hop, transfer, nbytes, cluster, max(1.0, segments))

@@ -145,7 +145,7 @@ def test_all_ranks_get_the_same_bits(size: int, dtype: torch.dtype, op: str) -> 
     ("line", "ring"), [([2, 0, 1], True), ([3, 1, 0, 2], False), ([3, 1, 0, 2], True), ([0, 1, 2, 3], False)]
 )
 def test_large_sums_in_any_order(line: list[int], ring: bool) -> None:
-    """Several slices of a block, large enough to go without a copy."""
+    """Several slices of a block."""
     found = run("bagua_net", len(line), _reduced, torch.float32, "SUM", 5_000_001, line, ring)
     assert len({content for content, _, _ in found}) == 1
     assert 0 < found[0][1] < len(line) * 6 * len(line) / 254

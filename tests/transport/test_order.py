@@ -60,7 +60,7 @@ def _dies_in_a_tree(comm: TorchComm, tree: list[int]) -> float:
     group: Any = dist.new_group(backend="bagua_net")
     group._native.arrange(list(range(comm.size)), list(range(comm.size)), tree=tree)
     comm.group = group
-    return test_torch_failures._die(comm)
+    return test_torch_failures._die(comm, lent=False)
 
 
 @pytest.mark.usefixtures("built")

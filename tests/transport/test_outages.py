@@ -106,7 +106,7 @@ def _streaming(
     variables = {"NCCL_SOCKET_IFNAME": "bb0", "BAGUA_NET_TIMEOUT": str(faults.TIMEOUT), "BAGUA_NET_HELPERS": helpers}
     with Pair(*built, symbol, variables, (sites[0].prefix, sites[1].prefix)) as pair:
         pair.link()
-        plan = {"size": 2_000_000, "count": count, "window": 8, "check": 1}
+        plan = {"size": 4_000_000, "count": count, "window": 8, "check": 1}
         pair.a.tell("stream", name="x.s", sending=True, **plan)
         pair.b.tell("stream", name="x.r", sending=False, **plan)
         time.sleep(0.2)

@@ -120,9 +120,10 @@ def _beside_gloo(comm: TorchComm, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "count"), [*((size, count) for size in (1, 2, 3, 4) for count in (6, 300_000)), (7, 6)]
+    ("size", "count"), [*((size, count) for size in (1, 2, 3, 4) for count in (6, 300_000)), (3, 1_100_000), (7, 6)]
 )
 def test_every_collective_gives_what_gloo_gives(size: int, count: int) -> None:
+    """The largest blocks go around in slices that are not copied."""
     run("bagua_net", size, _beside_gloo, count)
 
 
@@ -198,6 +199,9 @@ def test_messages_of_random_sizes_and_contents(built: tuple[Path, Path], idle: i
     with Pair(*built, GROUP) as pair:
         pair.link()
         pair.stream(size=2**20, count=150, window=window, idle=idle, check=7)
+        assert sum(s["bytes_zero_copy"] for s in pair.a.ask("report", name="x.s")["streams"]) == 0
+        pair.stream(size=2**23, count=40, window=window, idle=idle, check=7)
+        assert sum(s["bytes_zero_copy"] for s in pair.a.ask("report", name="x.s")["streams"]) > 2**23
         pair.pingpong(size=30_000, count=300, idle=idle)
 
 

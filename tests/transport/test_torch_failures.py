@@ -60,21 +60,29 @@ def test_a_slow_network_is_no_time_out_while_anything_moves() -> None:
     assert min(run("bagua_net", 2, _crawl)) > 2 * LIMIT
 
 
-def _die(comm: TorchComm) -> float:
-    x = torch.ones(1_000_000)
-    dist.all_reduce(x, group=comm.group)
+def _die(comm: TorchComm, lent: bool) -> float:
+    x = torch.ones(3_000_000 if lent else 1_000_000)
+
+    def moves() -> None:
+        if lent:
+            dist.all_gather([torch.empty_like(x) for _ in range(comm.size)], x, group=comm.group)
+        else:
+            dist.all_reduce(x, group=comm.group)
+
+    moves()
     if comm.rank == 1:
         os._exit(1)
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"peer|stream"):
         for _ in range(1000):
-            dist.all_reduce(x, group=comm.group)
+            moves()
     return time.monotonic() - began
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_rank_that_dies_is_an_error_within_a_second(size: int) -> None:
-    survivors = outcomes("bagua_net", size, _die)
+@pytest.mark.parametrize("lent", [False, True], ids=["copied", "lent"])
+def test_a_rank_that_dies_is_an_error_within_a_second(size: int, lent: bool) -> None:
+    survivors = outcomes("bagua_net", size, _die, lent)
     del survivors[1]
     assert all(isinstance(seconds, float) and seconds < 1.0 for seconds in survivors)
 

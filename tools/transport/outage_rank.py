@@ -19,8 +19,8 @@ import torch.distributed as dist
 import bagua_bench.transport  # noqa: F401  makes the backend known
 
 STATES = ("busy", "idle", "waiting")
-"""What a group does during the outage: all-reduce after all-reduce, nothing, or wait for a rank that is late."""
-_BUSY = 1 << 20  # elements: large enough for messages without a copy, and so for receipts
+"""What a group does during the outage: one operation after the other, nothing, or wait for a rank that is late."""
+_BUSY = 1 << 20  # elements: a broadcast of so many goes without a copy, and so with receipts
 
 
 class Rank:
@@ -74,6 +74,9 @@ class Rank:
             if self._over.is_set() and not self._late:
                 x[0] = 2
             self._reduce(state, x)
+            for root in range(dist.get_world_size()):
+                dist.broadcast(x, root, group=self._groups[state])
+                self._ends[state].append(time.monotonic())
 
     def _reduce(self, state: str, x: torch.Tensor) -> None:
         dist.all_reduce(x, group=self._groups[state])

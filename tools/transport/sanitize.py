@@ -55,6 +55,7 @@ def torture(kind: str, strangers: int, chunks: int) -> None:
             pair.link()
             for idle in (0, 20):  # callers that poll, callers that wait
                 pair.stream(size=500_000, count=60, window=32, check=4, idle=idle)
+                pair.stream(size=4_000_000, count=20, window=8, check=4, idle=idle)  # without a copy
                 pair.pingpong(size=10_000, count=50, idle=idle)
             for process in (pair.a, pair.b):
                 process.ask("close")

@@ -73,8 +73,9 @@ def compare(
     link: float | None = None,
 ) -> list[dict[str, Any]]:
     """Operations on two sites, each with bytes and repetitions per round: medians over the rounds of the slowest rank's
-    mean seconds, and their ratio. Each round has new processes, since how they and their connections come to lie
-    makes more difference than what follows.
+    mean seconds, and the median of the rounds' ratios: a shared machine may be half as fast for a second, which meets
+    both backends of a round. Each round has new processes, since how they and their connections come to lie makes more
+    difference than what follows.
 
     `flow` limits every connection, `link` all together, in bits/s.
     """
@@ -94,7 +95,10 @@ def compare(
         seconds = {way: [row["seconds"][way][0] for row in once] for way in torch_rank.BACKENDS}
         typical = {way: median(values) for way, values in seconds.items()}
         rows.append({**once[-1], "rounds": rounds, "seconds": seconds, **typical})
-    return [{**row, "times_gloo": row["gloo"] / row["bagua_net"]} for row in rows]
+        rows[-1]["times_gloo"] = median(
+            gloo / own for gloo, own in zip(seconds["gloo"], seconds["bagua_net"], strict=True)
+        )
+    return rows
 
 
 def ask(

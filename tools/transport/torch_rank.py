@@ -27,13 +27,17 @@ _SETTLE = 0.005  # seconds; gloo's thread spins for one or two milliseconds afte
 Call = Callable[[dist.ProcessGroup], object]
 
 
+def _filled(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape).zero_()  # torch.zeros() is one page of the kernel's until it is written to
+
+
 def operations(elements: int, rank: int, size: int) -> dict[str, Call]:
     """Every operation on a tensor of so many elements per rank, at least `size`: what it sends, or gets, or both.
 
     Roots are rank 0.
     """
-    x, dealt, got = torch.zeros(elements), *torch.zeros(2, elements // size * size)
-    parts = [torch.zeros(elements) for _ in range(size)]
+    x, dealt, got = _filled(elements), *_filled(2, elements // size * size)
+    parts = [_filled(elements) for _ in range(size)]
     here = parts if rank == 0 else None
 
     def one_way(group: dist.ProcessGroup) -> None:

@@ -247,7 +247,7 @@ Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes) {
         }
         return mesh.move(all);
     }
-    const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
+    const size_t slice = ring_slice_size(bytes), slices = (bytes + slice - 1) / slice;
     const auto at = [&](size_t i, int back) {
         const int block = mesh.line.at(mesh.line.of(mesh.rank) - back - int(i / slices));
         const size_t from = i % slices * slice;
@@ -265,7 +265,7 @@ Status all_gather(Mesh& mesh, const std::vector<void*>& blocks, size_t bytes) {
 
 Status broadcast(Mesh& mesh, void* data, size_t bytes, int root) {
     if (mesh.size == 2 || bytes <= kTree) return broadcast_along_a_tree(mesh, data, bytes, root);
-    const size_t slice = slice_size(bytes), slices = (bytes + slice - 1) / slice;
+    const size_t slice = chain_slice_size(bytes, mesh.size), slices = (bytes + slice - 1) / slice;
     const auto at = [&](size_t i) {
         return Slice{static_cast<unsigned char*>(data) + i * slice, std::min(slice, bytes - i * slice)};
     };

@@ -86,6 +86,7 @@ EXPORT void* bagua_net_open(int rank, int size, void* handle, char* error, size_
     Status status = read_settings(&g->settings, &g->interfaces);
     if (status && g->interfaces.empty()) g->interfaces = find_interfaces("=lo", AF_UNSPEC);  // no network here
     g->settings.most_streams = most_streams(g->settings, size);
+    g->settings.lent_from = Tuning::kMinLentInGroupBytes;
     if (status) status = Listener::open(g->settings, g->interfaces, &g->listener);
     if (!status) {
         copy_text(status.text, error, room);

@@ -8,11 +8,18 @@ namespace bagua {
 
 namespace {
 
-// With more ranks than cores every slice costs a turn of the scheduler.
+// With more ranks than cores every slice costs a turn of the scheduler. All ranks must cut alike: these numbers are part
+// of the protocol (kVersion).
 constexpr size_t kLeast = 128 << 10, kMost = 256 << 10, kParts = 4;
+constexpr size_t kMostInRing = 2 << 20;  // lent (Tuning)
+constexpr size_t kMostInChain = 1 << 20, kPartsPerMiddle = 16;  // a sixteenth longer than the data alone would take
 // Receives at a time over a long round trip: one for so many seconds of it, which fill a line of 8 Gbit/s, up to a limit.
 constexpr size_t kFar = 128;
 constexpr double kSlicePerSeconds = 0.25e-3;
+
+size_t part_of(size_t bytes, size_t parts, size_t least, size_t most) {
+    return std::clamp((bytes / parts + 4095) / 4096 * 4096, least, most);
+}
 
 }  // namespace
 
@@ -26,9 +33,12 @@ Pipeline::Pipeline(Mesh& mesh, int from_rank, int to_rank) : from(from_rank), to
     sent_ahead = std::max(kSends, under_way(mesh, to));
 }
 
-size_t slice_size(size_t block) {
-    const size_t part = (block / kParts + 4095) / 4096 * 4096;
-    return std::clamp(part, kLeast, kMost);
+size_t slice_size(size_t block) { return part_of(block, kParts, kLeast, kMost); }
+
+size_t ring_slice_size(size_t block) { return part_of(block, kParts, kLeast, kMostInRing); }
+
+size_t chain_slice_size(size_t bytes, int ranks) {
+    return part_of(bytes, kPartsPerMiddle * size_t(std::max(1, ranks - 2)), kMost, kMostInChain);
 }
 
 Status Pipeline::run(Mesh& mesh) {

@@ -39,4 +39,9 @@ size_t under_way(const Mesh& mesh, int peer);
 // Size of a slice for blocks of so many bytes: small enough to overlap several, not so small that calls dominate.
 size_t slice_size(size_t block);
 
+// The same for data that only passes through: along a ring, whose larger blocks go in slices that are lent, or along a
+// chain of so many ranks, where the last one waits for a slice from every rank before it.
+size_t ring_slice_size(size_t block);
+size_t chain_slice_size(size_t bytes, int ranks);
+
 }  // namespace bagua

@@ -184,7 +184,9 @@ void Schedule::look(Stream& s, int64_t now) {
     if (s.pace.queued <= Tuning::kUnacknowledgedRestBytes) s.pace.ran_dry = true;
     // Over a long path acknowledgements come in bursts, one for each round trip.
     const int64_t interval = std::max(Tuning::kSampleIntervalNs, int64_t(s.pace.rtt * 1e9));
-    if (now - s.pace.sample_began >= interval) sample(s, now);
+    const uint64_t acknowledged = s.pace.written - s.pace.queued - s.pace.acknowledged_then;
+    const bool telling = !far_ && acknowledged >= Tuning::kTellingSampleBytes;
+    if (now - s.pace.sample_began >= (telling ? Tuning::kTellingSampleNs : interval)) sample(s, now);
 }
 
 // Over a long path, what its window lets through: it tells more than what was acknowledged, which is a round trip old,

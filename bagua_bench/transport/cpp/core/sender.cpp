@@ -90,7 +90,7 @@ void Sender::take(Stream& s, uint32_t length) {
     assert(!s.out.request && length <= r.size - r.taken && (length > 0 || r.size == 0));
     s.out.request = &r;
     s.out.done = 0;
-    if (r.taken == 0) r.receipt = may_lend_ && r.size >= Tuning::kMinLentMessageBytes && near(s);
+    if (r.taken == 0) r.receipt = may_lend_ && r.size >= trunk_.settings.lent_from && near(s);
     s.out.lend = r.receipt && (!s.pace.fast || r.size <= Tuning::kCachedMessageBytes ||
                                ++turn_ % Tuning::kChunksPerLentChunk == 0);
     s.out.head = {r.sequence, r.taken, length, r.size, r.tag, 0, r.receipt, 0, {}};
