@@ -185,7 +185,9 @@ void Schedule::look(Stream& s, int64_t now) {
     // Over a long path acknowledgements come in bursts, one for each round trip.
     const int64_t interval = std::max(Tuning::kSampleIntervalNs, int64_t(s.pace.rtt * 1e9));
     const uint64_t acknowledged = s.pace.written - s.pace.queued - s.pace.acknowledged_then;
-    const bool telling = !far_ && acknowledged >= Tuning::kTellingSampleBytes;
+    const double rate = double(acknowledged) / (double(now - s.pace.sample_began) * 1e-9);
+    const bool quick = !far_ && rate >= Tuning::kFastPathBytesPerSecond / 4;
+    const bool telling = quick && acknowledged >= Tuning::kTellingSampleBytes;
     if (now - s.pace.sample_began >= (telling ? Tuning::kTellingSampleNs : interval)) sample(s, now);
 }
 

@@ -175,10 +175,6 @@ void tune(int fd, int64_t timeout_ns) {
     set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
     set(fd, IPPROTO_TCP, TCP_KEEPIDLE, int(std::clamp<int64_t>(timeout_ns / kSecond / 5, 1, kMostIdleSeconds)));
     set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-    // The kernel makes room for what somebody waits for, and keeps it. It would make it by itself, but only while the
-    // first large messages come, bit by bit. (A size of the buffer would fix it.)
-    set(fd, SOL_SOCKET, SO_RCVLOWAT, Tuning::kFirstWindowBytes);
-    set(fd, SOL_SOCKET, SO_RCVLOWAT, 1);
     persist(fd);
 }
 

@@ -57,8 +57,8 @@ struct Tuning {
     static constexpr int64_t kFarLookIntervalNs = kMillisecond;  // over a long path, with many streams
     static constexpr int64_t kSampleIntervalNs = 10 * kMillisecond;  // or a round trip, if it is longer
     static constexpr double kFarSeconds = kSampleIntervalNs * 1e-9;  // a longer round trip makes a long path
-    // Enough to tell a rate even if the stream ran dry, and within so long. The first large messages go well only when it
-    // is known.
+    // Enough to tell a rate even if the stream ran dry; after so long, if the path may be a fast one, whose first large
+    // messages go well only when that is known.
     static constexpr uint64_t kTellingSampleBytes = 1 << 20;
     static constexpr int64_t kTellingSampleNs = kMillisecond;
     static constexpr uint64_t kUnacknowledgedRestBytes = 4096;  // may have arrived: acknowledgements are saved up
@@ -72,7 +72,8 @@ struct Tuning {
 
     // How a chunk reaches the kernel: sender.cpp.
     static constexpr int kChunksPerCall = 64;  // bounds the work of one call
-    // From here on a receipt costs less than a copy: one way, and in a group, whose ranks wait for each other's messages.
+    // From here on a receipt costs less than a copy: one way or over a slow path, and in a group, whose ranks wait for
+    // each other's messages.
     static constexpr size_t kMinLentMessageBytes = 256 << 10, kMinLentInGroupBytes = 2 << 20;
     static constexpr size_t kMinLentRestBytes = 16 << 10;  // the same for the rest of a chunk
     // A larger message is not likely to be in a cache any more. Lending all of it leaves reading it from memory to the
@@ -84,7 +85,6 @@ struct Tuning {
     static constexpr size_t kCopiedTogetherBytes = 1024;  // one copy costs less than the kernel gathering two pieces
 
     // How a chunk is read: receiver.cpp.
-    static constexpr int kFirstWindowBytes = 1 << 20;  // of TCP, at the receiving end
     static constexpr int kReadsPerStream = 16;  // bounds the work of one call
     static constexpr uint32_t kBulkRestBytes = 16 << 10;  // more is read with only the next header behind it
     static constexpr uint32_t kWakeUpBytes = 256 << 10;  // worth being woken up for
