@@ -72,8 +72,7 @@ struct Tuning {
 
     // How a chunk reaches the kernel: sender.cpp.
     static constexpr int kChunksPerCall = 64;  // bounds the work of one call
-    // From here on a receipt costs less than a copy: one way or over a slow path, and in a group, whose ranks wait for
-    // each other's messages.
+    // From here on a receipt costs less than a copy: one way, and in a group, whose ranks wait for each other's messages.
     static constexpr size_t kMinLentMessageBytes = 256 << 10, kMinLentInGroupBytes = 2 << 20;
     static constexpr size_t kMinLentRestBytes = 16 << 10;  // the same for the rest of a chunk
     // A larger message is not likely to be in a cache any more. Lending all of it leaves reading it from memory to the
