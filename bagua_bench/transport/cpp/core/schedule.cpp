@@ -186,7 +186,7 @@ void Schedule::look(Stream& s, int64_t now) {
     const int64_t interval = std::max(Tuning::kSampleIntervalNs, int64_t(s.pace.rtt * 1e9));
     const uint64_t acknowledged = s.pace.written - s.pace.queued - s.pace.acknowledged_then;
     const double rate = double(acknowledged) / (double(now - s.pace.sample_began) * 1e-9);
-    const bool quick = !far_ && rate >= Tuning::kFastPathBytesPerSecond / 4;
+    const bool quick = !far_ && rate >= Tuning::kSlowPathBytesPerSecond;
     const bool telling = quick && acknowledged >= Tuning::kTellingSampleBytes;
     if (now - s.pace.sample_began >= (telling ? Tuning::kTellingSampleNs : interval)) sample(s, now);
 }
@@ -221,6 +221,11 @@ void Schedule::sample(Stream& s, int64_t now) {
     if (!far_ && p.sample_began > 0 && acknowledged > p.acknowledged_then && elapsed < 1 + 2 * p.rtt) {
         const double busy = std::max(elapsed - limited, elapsed / 4);
         const double rate = double(acknowledged - p.acknowledged_then) / busy;
+        // The kernel's rate alone is low, too, where the caller paused.
+        if (rate >= Tuning::kSlowPathBytesPerSecond)
+            p.slow = false;
+        else if (!p.ran_dry && !info.tcpi_delivery_rate_app_limited)
+            p.slow = delivery < Tuning::kSlowPathBytesPerSecond;
         const bool enough = !p.ran_dry || acknowledged - p.acknowledged_then >= Tuning::kTellingSampleBytes;
         if (p.rate <= 0)
             p.rate = enough ? rate : 0;

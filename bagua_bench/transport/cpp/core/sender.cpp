@@ -84,13 +84,18 @@ bool Sender::lends() const {
     return std::any_of(window_.requests().begin(), window_.requests().end(), lent);
 }
 
+// Bytes from which on a message is lent. Over a slow path the time of a receipt is hidden and that of a copy is not.
+size_t Sender::least_lent(const Stream& s) const {
+    return s.pace.slow ? Tuning::kMinLentMessageBytes : trunk_.settings.lent_from;
+}
+
 // Promise the next chunk to a stream.
 void Sender::take(Stream& s, uint32_t length) {
     Request& r = window_.at(cursor_);
     assert(!s.out.request && length <= r.size - r.taken && (length > 0 || r.size == 0));
     s.out.request = &r;
     s.out.done = 0;
-    if (r.taken == 0) r.receipt = may_lend_ && r.size >= trunk_.settings.lent_from && near(s);
+    if (r.taken == 0) r.receipt = may_lend_ && r.size >= least_lent(s) && near(s);
     s.out.lend = r.receipt && (!s.pace.fast || r.size <= Tuning::kCachedMessageBytes ||
                                ++turn_ % Tuning::kChunksPerLentChunk == 0);
     s.out.head = {r.sequence, r.taken, length, r.size, r.tag, 0, r.receipt, 0, {}};

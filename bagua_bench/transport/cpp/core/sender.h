@@ -34,6 +34,7 @@ class Sender {
     size_t crew() const { return schedule_.crew(); }
 
   private:
+    size_t least_lent(const Stream& s) const;
     void take(Stream& stream, uint32_t length);
     bool write(Stream& stream);
     void written(Stream& stream);

@@ -21,7 +21,7 @@ struct Settings {
     int64_t connect_timeout = 60 * kSecond;
     bool crc = false;
     bool zero_copy = true;  // large messages over short paths ...
-    size_t lent_from = Tuning::kMinLentMessageBytes;  // ... of so many bytes or more
+    size_t lent_from = Tuning::kMinLentMessageBytes;  // ... of so many bytes or more, unless they are slow
     int eager = 8;  // ranks of the largest group that opens all its connections at the start
     int helpers = 0;  // threads of the NCCL face that make progress; with 0 the caller's test() does
     std::string congestion;  // TCP's congestion control of the streams; empty: the kernel's own choice

@@ -41,6 +41,7 @@ struct Pace {
     double rate = 0;  // bytes/s while busy; 0 = not known yet
     double delivery = 0;  // bytes/s of the path, as the kernel sees it
     bool fast = false;  // the path is faster than what we write
+    bool slow = false;  // the path is much slower than a core: a sample without a pause has shown it
     double rtt = 0;  // seconds, minimum; over a long path, the first one until there is a sample
     double first_rtt = 0, smooth_rtt = 0;  // seconds, mean: before anything was sent, and of late
     uint64_t written = 0;  // bytes handed to the kernel

@@ -49,6 +49,7 @@ struct Tuning {
     // A path that is faster than most links: one stream takes everything while less than both of these waits in it. The
     // bytes are what a caller that sleeps between two tests does not find drained.
     static constexpr double kFastPathBytesPerSecond = 1.25e9;
+    static constexpr double kSlowPathBytesPerSecond = kFastPathBytesPerSecond / 4;  // far from what a core can use
     static constexpr double kFastQueueSeconds = 2e-3;
     static constexpr uint64_t kFastQueueBytes = 3 << 20;
 
@@ -72,7 +73,8 @@ struct Tuning {
 
     // How a chunk reaches the kernel: sender.cpp.
     static constexpr int kChunksPerCall = 64;  // bounds the work of one call
-    // From here on a receipt costs less than a copy: one way, and in a group, whose ranks wait for each other's messages.
+    // From here on a receipt costs less than a copy: one way or over a slow path, which hides the receipt, and in a
+    // group, whose ranks wait for each other's messages.
     static constexpr size_t kMinLentMessageBytes = 256 << 10, kMinLentInGroupBytes = 2 << 20;
     static constexpr size_t kMinLentRestBytes = 16 << 10;  // the same for the rest of a chunk
     // A larger message is not likely to be in a cache any more. Lending all of it leaves reading it from memory to the
