@@ -173,7 +173,10 @@ class Group:
         self._check("reduce_scatter", code)
 
     def move(self, pieces: Iterable[Piece], timeout: float) -> None:
-        """Move all pieces at once; those of one peer and direction go in order."""
+        """Move all pieces at once; those of one peer and direction go in order.
+
+        This rank may send itself one piece, and receive it: it is copied while others are waited for.
+        """
         items = [_Piece(*piece) for piece in pieces if piece.size > 0]
         array = (_Piece * len(items))(*items)
         self._check("move", self._lib.bagua_net_move(self._group, array, len(items), _ns(timeout)))

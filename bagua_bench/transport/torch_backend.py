@@ -185,11 +185,12 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         """Send tensors to some ranks and receive tensors from some; what goes to this rank itself is copied."""
         sends = dict(out) if isinstance(out, dict) else dict(enumerate(out))
         receives = dict(into) if isinstance(into, dict) else dict(enumerate(into))
+        sources = {r: x.contiguous() for r, x in sends.items()}
+        targets = {r: Dense(x, load=False) for r, x in receives.items()}
         own = self.rank()
-        if own in sends and own in receives:
-            receives[own].copy_(sends[own])
-        sources = {r: x.contiguous() for r, x in sends.items() if r != own}
-        targets = {r: Dense(x, load=False) for r, x in receives.items() if r != own}
+        if own in sources and sources[own].nbytes != targets[own].data.nbytes:
+            room = targets[own].data.nbytes
+            raise ValueError(f"{NAME}: rank {own} sends itself {sources[own].nbytes} bytes, and has room for {room}")
         pieces = [Piece(r, False, d.data.data_ptr(), d.data.nbytes) for r, d in targets.items()]
         pieces += [Piece(r, True, x.data_ptr(), x.nbytes) for r, x in sources.items()]
         self._native.move(pieces, self._limit(opts))

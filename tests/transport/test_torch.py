@@ -194,6 +194,31 @@ def _messages(comm: TorchComm) -> None:
             assert int(x) == k
 
 
+def _own_part(comm: TorchComm) -> None:
+    """What a rank sends itself, apart or in place."""
+    me, n, count = comm.rank, comm.size, 300_001
+    parts = [torch.full((count,), 10.0 * me + r) for r in range(n)]
+    if me == 1:
+        dist.scatter(parts[1], parts, group=comm.group, group_src=1)
+        assert (parts[1] == 11).all()
+        every = [torch.zeros(count) for _ in range(n)]
+        dist.gather(every[1].fill_(7), every, group=comm.group, group_dst=1)
+        assert [set(x.tolist()) for x in every] == [{7.0}] * n
+    else:
+        out = torch.zeros(count)
+        dist.scatter(out, group=comm.group, group_src=1)
+        assert (out == 10 + me).all()
+        dist.gather(torch.full((count,), 7.0), group=comm.group, group_dst=1)
+    splits = [2 if r == me else 1 for r in range(n)]
+    with pytest.raises(ValueError, match=f"rank {me} sends itself 8 bytes, and has room for 4"):
+        dist.all_to_all_single(torch.zeros(n), torch.zeros(sum(splits)), [1] * n, splits, group=comm.group)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_a_rank_sends_itself(size: int) -> None:
+    run("bagua_net", size, _own_part)
+
+
 @pytest.mark.parametrize("idle", [0, 1], ids=["polls", "waits"])
 @pytest.mark.parametrize("window", [1, 32])
 def test_messages_of_random_sizes_and_contents(built: tuple[Path, Path], idle: int, window: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,8 @@ _SECONDS = 1.0  # of one with limits
 class Beside:
     """Medians over the rounds of one way to send. value: bytes/s, or seconds of half a round trip.
 
-    own_times: Bagua-Net's rate over this one, or this half round trip over Bagua-Net's: above 1 Bagua-Net is ahead.
+    own_times: Bagua-Net's rate over this one's in the same round, or this half round trip over Bagua-Net's; the median
+    of the rounds. Above 1 Bagua-Net is ahead.
     """
 
     network: str
@@ -48,13 +49,13 @@ def measure(nccl: Nccl, rounds: int) -> Iterator[Beside]:
     samples = list(_samples(nccl, rounds))
     ideal = shaped.payload_rate(_RATES)
     for network, size, window in dict.fromkeys((network, s.size, s.window) for network, s in samples):
-        own = [s for of, s in samples if (of, s.size, s.window) == (network, size, window)]
-        values = {
-            way: median(_value(s) for s in own if s.transport == way) for way in dict.fromkeys(s.transport for s in own)
-        }
-        for way, value in values.items():
-            cpu = median(s.cpu_per_gb for s in own if s.transport == way)
-            times = value / values[OWN] if network == LATENCY else values[OWN] / value
+        alike = [s for of, s in samples if (of, s.size, s.window) == (network, size, window)]
+        own = {s.round: _value(s) for s in alike if s.transport == OWN}
+        for way in (way for way in (OWN, ONE, FOUR) if any(s.transport == way for s in alike)):
+            of_way = [s for s in alike if s.transport == way]
+            value, cpu = median(map(_value, of_way)), median(s.cpu_per_gb for s in of_way)
+            times = median(own[s.round] / _value(s) for s in of_way)
+            times = 1 / times if network == LATENCY else times
             yield Beside(network, size, window, way, value, cpu, times, value / ideal if network == SLOW else None)
 
 
@@ -63,17 +64,17 @@ def _value(sample: Sample) -> float:
 
 
 def _samples(nccl: Nccl, rounds: int) -> Iterator[tuple[str, Sample]]:
-    harness = compiled.harness()
+    harness, plugins = compiled.harness(), _ways(nccl)
     fast, slow = _plan(_TOTAL), _plan(shaped.payload_rate(_RATES) * _SECONDS)
+    networks: dict[str, tuple[Sequence[str], Callable[[Plugin], Iterator[Sample]]]] = {
+        UNLIMITED: ((OWN, ONE, FOUR), lambda plugin: bench.streams(harness, plugin, fast, plain=False)),
+        SLOW: ((OWN, FOUR), lambda plugin: bench.streams(harness, plugin, slow, _RATES, plain=False)),
+        LATENCY: ((OWN, ONE), lambda plugin: bench.latencies(harness, plugin, _SMALL, count=3000)),
+    }
     for number in range(rounds):
-        for way, plugin in _ways(nccl).items():
-            found = {UNLIMITED: bench.streams(harness, plugin, fast, plain=False)}
-            if way != ONE:
-                found[SLOW] = bench.streams(harness, plugin, slow, _RATES, plain=False)
-            if way != FOUR:
-                found[LATENCY] = bench.latencies(harness, plugin, _SMALL, count=3000)
-            for network, samples in found.items():
-                mine = (sample for sample in samples if sample.transport == plugin.name)
+        for network, (ways, samples) in networks.items():
+            for way in ways[:: -1 if number % 2 else 1]:  # soon after each other: the machine differs by the second
+                mine = (sample for sample in samples(plugins[way]) if sample.transport == plugins[way].name)
                 yield from ((network, replace(sample, transport=way, round=number)) for sample in mine)
 
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "../core/settings.h"
 #include "../core/tuning.h"
@@ -210,13 +211,20 @@ EXPORT int bagua_net_reduce_scatter(void* group, void* data, size_t count, int t
 
 EXPORT int bagua_net_move(void* group, const Piece* pieces, size_t count, int64_t timeout_ns) {
     Group& g = group_of(group);
-    std::vector<Transfer> transfers;
+    std::vector<Transfer> transfers, own;
     for (size_t i = 0; i < count; ++i) {
         const Piece& p = pieces[i];
-        if (wrong(g, p.peer, 0, 0) || p.peer == g.collectives.rank) return int(Code::argument);
-        transfers.push_back({p.peer, p.sending != 0, p.data, size_t(p.size)});
+        if (wrong(g, p.peer, 0, 0)) return int(Code::argument);
+        (p.peer == g.collectives.rank ? own : transfers).push_back({p.peer, p.sending != 0, p.data, size_t(p.size)});
     }
-    return finish(g, begin(g, timeout_ns).move(transfers));
+    std::vector<OwnCopy> copies;
+    if (!own.empty()) {
+        if (own.size() != 2 || own[0].sending == own[1].sending || own[0].size != own[1].size)
+            return int(Code::argument);
+        const auto [from, to] = own[0].sending ? std::pair(own[0], own[1]) : std::pair(own[1], own[0]);
+        copies.push_back({static_cast<unsigned char*>(from.data), static_cast<unsigned char*>(to.data), from.size});
+    }
+    return finish(g, begin(g, timeout_ns).move(transfers, copies));
 }
 
 EXPORT uint64_t bagua_net_start(void* group, int peer, int sending, void* data, size_t size, uint32_t tag) {

@@ -41,7 +41,8 @@ int bagua_net_reduce(void* group, void* data, size_t count, int type, int op, in
 int bagua_net_broadcast(void* group, void* data, size_t bytes, int root, int64_t timeout_ns);
 int bagua_net_all_gather(void* group, void* const* blocks, size_t bytes, int64_t timeout_ns);
 int bagua_net_reduce_scatter(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns);
-// Gather, scatter, all-to-all: all pieces at once, in order per peer and direction.
+// Gather, scatter, all-to-all: all pieces at once, in order per peer and direction. What this rank sends itself, one
+// piece at most, it must receive, too.
 int bagua_net_move(void* group, const Piece* pieces, size_t count, int64_t timeout_ns);
 
 // `peer`: -1 for a message from whoever sends one with the tag.

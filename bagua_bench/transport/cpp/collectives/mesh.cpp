@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <numeric>
 
@@ -13,11 +14,23 @@ namespace bagua {
 namespace {
 
 constexpr int64_t kNap = 100 * kMillisecond;  // the longest wait, after which the signs of life are checked
+constexpr size_t kCopiedAtOnce = 128 << 10;  // bytes, after which there may be something to move again
 
 std::vector<int> counted(int ranks) {
     std::vector<int> all(static_cast<size_t>(ranks));
     std::iota(all.begin(), all.end(), 0);
     return all;
+}
+
+// Copy some of it; false if nothing is left.
+bool copy_some(std::vector<OwnCopy>& copies) {
+    if (copies.empty()) return false;
+    OwnCopy& c = copies.back();
+    const size_t some = std::min(c.size, kCopiedAtOnce);
+    std::memmove(c.to, c.from, some);
+    c = {c.from + some, c.to + some, c.size - some};
+    if (c.size == 0) copies.pop_back();
+    return true;
 }
 
 }  // namespace
@@ -203,7 +216,7 @@ Status Mesh::idle() {
     return s;
 }
 
-Status Mesh::move(const std::vector<Transfer>& transfers) {
+Status Mesh::move(const std::vector<Transfer>& transfers, std::vector<OwnCopy> copies) {
     struct Part {
         int peer;
         bool sending;
@@ -245,9 +258,10 @@ Status Mesh::move(const std::vector<Transfer>& transfers) {
             open.pop_back();
             moved = true;
         }
-        if (moved) continue;
+        if (moved || copy_some(copies)) continue;
         if (Status s = idle(); !s) return s;
     }
+    while (copy_some(copies)) continue;
     return {};
 }
 

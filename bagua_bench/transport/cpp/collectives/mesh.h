@@ -22,6 +22,13 @@ struct Transfer {
     size_t size;
 };
 
+// What a rank has for itself: copied while it waits for others.
+struct OwnCopy {
+    const unsigned char* from;
+    unsigned char* to;
+    size_t size;
+};
+
 // An order of all ranks.
 class Seats {
   public:
@@ -97,8 +104,8 @@ class Mesh {
     // Begin an operation. It fails when nothing at all has moved for `patience` (ns); it may take any time as long as
     // something moves, however much there is to move and however slow the network is.
     void begin(int64_t patience);
-    // All transfers, in any order between ranks.
-    Status move(const std::vector<Transfer>& transfers);
+    // All transfers, in any order between ranks, and all copies.
+    Status move(const std::vector<Transfer>& transfers, std::vector<OwnCopy> copies = {});
     // Wait, in a loop that found nothing to do; an error once the patience is exhausted.
     Status idle();
 
