@@ -36,7 +36,12 @@ class Dense:
         if x.layout != torch.strided:
             raise ValueError(f"{NAME} moves dense tensors, not {x.layout}; use gloo")
         self._x = x
-        self.data = x if x.is_contiguous() else x.contiguous() if load else torch.empty(x.shape, dtype=x.dtype)
+        if x.is_contiguous() and not x.is_conj() and not x.is_neg():
+            self.data = x
+        else:
+            self.data = torch.empty(x.shape, dtype=x.dtype)
+            if load:
+                self.data.copy_(x)
 
     def store(self) -> None:
         """Copy the result back into the tensor, if it was copied out."""
@@ -66,6 +71,12 @@ class Room:
             with torch.inference_mode(False):  # it outlives the caller's mode
                 self._kept = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._kept[:size]
+
+
+def shares_memory(x: Tensor, others: Iterable[Tensor]) -> bool:
+    """Whether it is of the same storage as one of them."""
+    own = x.untyped_storage().data_ptr()
+    return any(other.untyped_storage().data_ptr() == own for other in others)
 
 
 def for_each(call: Callable[[Tensor], None], tensors: Iterable[Tensor]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from bagua_bench.transport.joining import joined
 from bagua_bench.transport.lane import Lane
 from bagua_bench.transport.native import ANY, NAME, Lossy, Piece
-from bagua_bench.transport.tensors import DTYPES, Dense, Room, as_real, for_each, numbers, numbers_of
+from bagua_bench.transport.tensors import DTYPES, Dense, Room, as_real, for_each, numbers, numbers_of, shares_memory
 from bagua_bench.transport.tunable import Tunable
 from bagua_bench.transport.work import Job, Message, Together
 
@@ -145,49 +145,47 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Job:
         """A tensor to, and one from, every rank."""
-        return self._run(lambda: self._move(inputs, outputs, opts), outputs, opts)
+        return self._run(lambda: self._move(self._of_ranks(inputs), self._of_ranks(outputs), opts), outputs, opts)
 
     def all_to_all_single(
         self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Job:
         """A part to, and one from, every rank; parts are equal unless their rows are given."""
 
+        def parts(x: Tensor, splits: list[int]) -> dict[int, Tensor]:
+            return self._of_ranks(x.split(splits) if splits else x.tensor_split(self.size()))
+
         def run() -> None:
             with Dense(output, load=False) as data:
-                self._move(self._parts(x, input_splits), self._parts(data, output_splits), opts)
+                self._move(parts(x, input_splits), parts(data, output_splits), opts)
 
         return self._run(run, output, opts)
-
-    def _parts(self, x: Tensor, splits: list[int]) -> tuple[Tensor, ...]:
-        return x.split(splits) if splits else x.tensor_split(self.size())
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Job:
         """Every rank's tensor to the root."""
         root = opts.rootRank
-        out = outputs[0] if self.rank() == root else []
-
-        def run() -> None:
-            self._move({root: inputs[0]}, dict(enumerate(out)), opts)
-
-        return self._run(run, outputs, opts)
+        out = self._of_ranks(outputs[0]) if self.rank() == root else {}
+        return self._run(lambda: self._move({root: inputs[0]}, out, opts), outputs, opts)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Job:
         """One of the root's tensors to every rank."""
         root = opts.rootRank
-        parts = inputs[0] if self.rank() == root else []
+        parts = self._of_ranks(inputs[0]) if self.rank() == root else {}
+        return self._run(lambda: self._move(parts, {root: outputs[0]}, opts), outputs, opts)
 
-        def run() -> None:
-            self._move(dict(enumerate(parts)), {root: outputs[0]}, opts)
+    def _of_ranks(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+        if len(tensors) != self.size():
+            raise ValueError(f"{NAME}: {len(tensors)} tensors: allowed: {self.size()}, one per rank")
+        return dict(enumerate(tensors))
 
-        return self._run(run, outputs, opts)
-
-    def _move(self, out: Sequence[Tensor] | dict[int, Tensor], into: Any, opts: Any) -> None:
+    def _move(self, sends: dict[int, Tensor], receives: dict[int, Tensor], opts: Any) -> None:
         """Send tensors to some ranks and receive tensors from some; what goes to this rank itself is copied."""
-        sends = dict(out) if isinstance(out, dict) else dict(enumerate(out))
-        receives = dict(into) if isinstance(into, dict) else dict(enumerate(into))
-        sources = {r: x.contiguous() for r, x in sends.items()}
-        targets = {r: Dense(x, load=False) for r, x in receives.items()}
         own = self.rank()
+        if own in sends and shares_memory(sends[own], receives.values()):  # it would be overwritten meanwhile
+            receives[own].copy_(sends[own])
+            sends, receives = ({r: x for r, x in of.items() if r != own} for of in (sends, receives))
+        sources = {r: Dense(x).data for r, x in sends.items()}
+        targets = {r: Dense(x, load=False) for r, x in receives.items()}
         if own in sources and sources[own].nbytes != targets[own].data.nbytes:
             room = targets[own].data.nbytes
             raise ValueError(f"{NAME}: rank {own} sends itself {sources[own].nbytes} bytes, and has room for {room}")
@@ -200,7 +198,7 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> Message:
         """Messages between two ranks arrive in the order in which they were sent; tags must agree."""
         (x,) = tensors
-        data = x.contiguous()
+        data = Dense(x).data
         return self._message(dst, True, data, tag, lambda: None)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> Message:

@@ -195,23 +195,43 @@ def _messages(comm: TorchComm) -> None:
 
 
 def _own_part(comm: TorchComm) -> None:
-    """What a rank sends itself, apart or in place."""
+    """What a rank sends itself: apart, in place, and from where something else arrives meanwhile."""
     me, n, count = comm.rank, comm.size, 300_001
-    parts = [torch.full((count,), 10.0 * me + r) for r in range(n)]
-    if me == 1:
-        dist.scatter(parts[1], parts, group=comm.group, group_src=1)
-        assert (parts[1] == 11).all()
-        every = [torch.zeros(count) for _ in range(n)]
-        dist.gather(every[1].fill_(7), every, group=comm.group, group_dst=1)
-        assert [set(x.tolist()) for x in every] == [{7.0}] * n
-    else:
-        out = torch.zeros(count)
-        dist.scatter(out, group=comm.group, group_src=1)
-        assert (out == 10 + me).all()
-        dist.gather(torch.full((count,), 7.0), group=comm.group, group_dst=1)
+    wanted = [torch.arange(count) + 1000 * r for r in range(n)]
+    for place in ("apart", "in place", "of another"):
+        every = torch.zeros(n, count, dtype=torch.int64)
+        own = {"apart": torch.zeros(count, dtype=torch.int64), "in place": every[1], "of another": every[0]}[place]
+        own.copy_(wanted[me])
+        dist.gather(own, list(every.unbind()) if me == 1 else None, group=comm.group, group_dst=1)
+        assert me != 1 or all(map(torch.equal, every, wanted)), place
+    for place in ("apart", "in place"):
+        parts = [x.clone() for x in wanted]
+        out = parts[1] if place == "in place" and me == 1 else torch.zeros(count, dtype=torch.int64)
+        dist.scatter(out, parts if me == 1 else None, group=comm.group, group_src=1)
+        assert torch.equal(out, wanted[me]), place
+    pairs = torch.complex(torch.arange(3.0), torch.full((3,), me + 1.0))
+    both = [torch.zeros(3, dtype=torch.complex64) for _ in range(n)]
+    dist.gather(pairs.conj(), both if me == 1 else None, group=comm.group, group_dst=1)
+    assert me != 1 or [x[2].item() for x in both] == [complex(2, -r - 1) for r in range(n)]
+
+
+def _wrong_parts(comm: TorchComm) -> None:
+    me, n = comm.rank, comm.size
     splits = [2 if r == me else 1 for r in range(n)]
     with pytest.raises(ValueError, match=f"rank {me} sends itself 8 bytes, and has room for 4"):
         dist.all_to_all_single(torch.zeros(n), torch.zeros(sum(splits)), [1] * n, splits, group=comm.group)
+    few = [torch.zeros(1) for _ in range(n - 1)]
+    with pytest.raises(ValueError, match=f"{n - 1} tensors: allowed: {n}, one per rank"):
+        dist.all_to_all(few, few, group=comm.group)
+    if me == 0:
+        with pytest.raises(ValueError, match=f"{n - 1} tensors: allowed: {n}, one per rank"):
+            dist.gather(torch.zeros(1), few, group=comm.group, group_dst=0)
+        with pytest.raises(ValueError, match=f"{n - 1} tensors: allowed: {n}, one per rank"):
+            dist.scatter(torch.zeros(1), few, group=comm.group, group_src=0)
+
+
+def test_wrong_parts_are_refused_before_anything_moves() -> None:
+    run("bagua_net", 3, _wrong_parts)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -226,6 +246,7 @@ def test_messages_of_random_sizes_and_contents(built: tuple[Path, Path], idle: i
         pair.link()
         pair.stream(size=2**20, count=150, window=window, idle=idle, check=7)
         pair.stream(size=2**23, count=40, window=window, idle=idle, check=7)
+        assert sum(s["bytes_zero_copy"] for s in pair.a.ask("report", name="x.s")["streams"]) > 2**23
         pair.pingpong(size=30_000, count=300, idle=idle)
 
 
@@ -237,7 +258,7 @@ def _lent_share(pair: Pair, size: int, count: int) -> float:
         return sum(s["bytes_zero_copy"] for s in streams), sum(s["bytes_sent"] for s in streams)
 
     lent, sent = totals()
-    pair.stream(size=size, count=count, window=4)
+    pair.stream(size=size, count=count, window=4, check=size)
     lent_then, sent_then = totals()
     return (lent_then - lent) / (sent_then - sent)
 
@@ -249,8 +270,9 @@ def test_a_group_lends_its_large_messages_and_over_slow_paths_smaller_ones(built
         prefixes = (sites[0].prefix, sites[1].prefix)
         with Pair(*built, GROUP, {"NCCL_SOCKET_IFNAME": "bb0"}, prefixes) as pair:
             pair.link()
-            # A busy machine may make any path slow for a while.
-            assert min(_lent_share(pair, 2**20, 100) for _ in range(5)) == 0
+            end = time.monotonic() + 20  # for so long another's work may make the path slow
+            while _lent_share(pair, 2**20, 100) > 0:
+                assert time.monotonic() < end
             assert _lent_share(pair, 2**23, 40) > 0.2
             shaped.limit_connections(sites[0], 0.4e9)
             assert max(_lent_share(pair, 2**20, 60) for _ in range(3)) > 0.5

@@ -54,8 +54,8 @@ def measure(nccl: Nccl, rounds: int) -> Iterator[Beside]:
         for way in (way for way in (OWN, ONE, FOUR) if any(s.transport == way for s in alike)):
             of_way = [s for s in alike if s.transport == way]
             value, cpu = median(map(_value, of_way)), median(s.cpu_per_gb for s in of_way)
-            times = median(own[s.round] / _value(s) for s in of_way)
-            times = 1 / times if network == LATENCY else times
+            ahead = [own[s.round] / _value(s) for s in of_way]
+            times = median(1 / a if network == LATENCY else a for a in ahead)
             yield Beside(network, size, window, way, value, cpu, times, value / ideal if network == SLOW else None)
 
 
