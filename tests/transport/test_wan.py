@@ -120,8 +120,8 @@ def _in_use(link: Link, streams: str, seconds: float, until: Callable[[int], boo
 @needs("link")
 @pytest.mark.usefixtures("built")
 def test_the_transport_takes_more_streams_where_packets_are_lost_and_fewer_where_the_line_is_full() -> None:
-    """It begins with one for each 2 ms of the round trip, 10, and is connected for one for each of its 20 ms."""
-    assert _in_use(Link(100e6, 0.01, 0.0, 0.01), "auto", 40.0, lambda streams: streams > 12) > 12
+    """It begins with one for each of the 20 ms of the round trip, and is connected for twice as many."""
+    assert _in_use(Link(400e6, 0.01, 0.0, 0.01), "auto", 40.0, lambda streams: streams > 24) > 24
     assert _in_use(Link(20e6, 0.01, 0.0, 0.0), "auto", 40.0, lambda streams: streams < 10) < 10
 
 

@@ -27,12 +27,13 @@ EXPORT Stage* crew_new(int streams, double round_trip) {
     return stage;
 }
 
-// So many seconds later; `rate` bytes/s were acknowledged meanwhile. Returns how many streams are in use then.
-EXPORT int crew_step(Stage* stage, double seconds, double rate, double round_trip) {
+// So many seconds later; `rate` bytes/s were acknowledged meanwhile, and `windows` would let so many through. `waiting`:
+// messages wait for room. Returns how many streams are in use then.
+EXPORT int crew_step(Stage* stage, double seconds, double rate, double round_trip, double windows, int waiting) {
     stage->seconds += seconds;
     stage->acknowledged += seconds * rate;
     for (auto& stream : stage->streams) stream->pace.smooth_rtt = round_trip;
-    stage->crew->look(int64_t(stage->seconds * 1e9), uint64_t(stage->acknowledged), true);
+    stage->crew->look(int64_t(stage->seconds * 1e9), uint64_t(stage->acknowledged), waiting, windows);
     return int(stage->crew->size());
 }
 

@@ -16,22 +16,24 @@ Crew::Crew(Streams& streams, bool chooses)
     if (chooses_) size_ = std::min(size_, size_t(streams_for(least, Tuning::kStreamPerSeconds)));
 }
 
-void Crew::look(int64_t now, uint64_t acknowledged, bool waiting) {
+void Crew::look(int64_t now, uint64_t acknowledged, bool waiting, double windows) {
     if (!chooses_) return;
-    // Who does not look for long has had nothing to send, or no time.
-    if (waiting_since_ && now - waiting_since_ <= Tuning::kMostUnseenNs) {
-        waited_ += now - waiting_since_;
+    // Streams with room take chunks at once, so that messages wait again a moment later. Where none has waited for
+    // longer, there was nothing to send, or no time to look.
+    if (waiting_seen_ && now - waiting_seen_ <= Tuning::kMostUnseenNs) {
+        waited_ += now - looked_;
         moved_ += acknowledged - acknowledged_;
     }
-    waiting_since_ = waiting ? now : 0;
+    if (waiting) waiting_seen_ = now;
+    looked_ = now;
     acknowledged_ = acknowledged;
     if (waited_ < interval_) return;
-    judge(now, double(moved_) / (double(waited_) * 1e-9));
+    judge(now, double(moved_) / (double(waited_) * 1e-9), windows);
     waited_ = 0;
     moved_ = 0;
 }
 
-void Crew::judge(int64_t now, double rate) {
+void Crew::judge(int64_t now, double rate, double windows) {
     if (settling_) {
         settling_ = false;
         return;
@@ -43,32 +45,35 @@ void Crew::judge(int64_t now, double rate) {
     if (rate <= 0 || earlier <= 0 || rate > earlier * Tuning::kSteadyRatio) return;
     const bool steady = earlier <= rate * Tuning::kSteadyRatio;
     const double usual = steady ? std::max(rate, earlier) : rate;
-    if (!full())
-        attempt(now, size_ * Tuning::kGrowth, usual);
+    // The rate is a round trip old, and falls further to what the windows let through after a loss.
+    const double queue = queued_share();
+    if (queue == 0)
+        attempt(now, size_ * Tuning::kGrowth, windows > 0 ? std::min(usual, windows) : usual);
     else if (steady)
-        attempt(now, size_ - std::max<size_t>(size_ / 8, 1), usual);
+        attempt(now, size_ - std::clamp(size_t(double(size_) * queue), std::max<size_t>(size_ / 8, 1), size_ / 2), usual);
 }
 
 // The end of a trial; whether another size has to settle.
 bool Crew::conclude(int64_t now, double rate) {
     Patience& patience = size_ > before_ ? larger_ : smaller_;
     const bool outage = rate <= 0;  // which tells nothing
-    const size_t useful = outage ? before_ : useful_size(rate);
+    const double change = double(size_) / double(before_) - 1, gain = rate / rate_before_;
+    const bool paid = gain >= 1 + Tuning::kTrialGain * change;
+    const size_t useful = outage ? before_ : paid ? size_ : useful_size(gain);
     const int64_t longer = std::clamp(2 * patience.pause, Tuning::kTrialPauseNs, Tuning::kMostTrialPauseNs);
-    if (!outage) patience = {now + (useful == before_ ? longer : 0), useful == before_ ? longer : 0, rate};
+    if (!outage) patience = {now + (paid ? 0 : longer), paid ? 0 : longer, rate};
     settling_ = useful != size_;
     size_ = useful;
     before_ = 0;
     return settling_;
 }
 
-// After the trial under way: all of a larger number if they gained a good part of what they would in proportion, or else
-// as many as would have carried this rate with what each carried before, and some. A smaller number stays if it lost
-// little of what it would in proportion.
-size_t Crew::useful_size(double rate) const {
-    const double gain = rate / rate_before_, change = double(size_) / double(before_) - 1;
-    if (gain >= 1 + Tuning::kTrialGain * change) return size_;
+// After a trial that did not pay: of a larger number that gained something nevertheless, all where they have filled the
+// line, beyond which they cannot gain, or else as many as would have carried this rate with what each carried before,
+// and some.
+size_t Crew::useful_size(double gain) const {
     if (size_ < before_ || gain < Tuning::kLeastGain) return before_;
+    if (queued_share() > 0) return size_;
     return std::clamp(size_t(double(before_) * gain * Tuning::kSpare), before_ + 1, size_);
 }
 
@@ -83,17 +88,19 @@ void Crew::attempt(int64_t now, size_t size, double rate) {
     settling_ = true;
 }
 
-// Whether packets wait in the network: their round trips take longer than at first, when there was nothing to wait for.
-bool Crew::full() const {
-    double late = 0, least = 0;
+// The share of round trips for which packets wait in the network, where they take longer than at first, when there was
+// nothing to wait for. So many of the streams could go, and the others would still fill the line.
+double Crew::queued_share() const {
+    double late = 0, least = 0, whole = 0;
     for (size_t i = 0; i < size_; ++i) {
         const Pace& p = streams_[i]->pace;
         if (p.smooth_rtt <= 0 || p.first_rtt <= 0) continue;  // not looked at since it was taken into the crew
         const double share = std::max(p.first_rtt * Tuning::kQueueShare, Tuning::kLeastQueueSeconds);
         late += std::max(p.smooth_rtt - p.first_rtt, -share);  // the first may have waited for a tunnel
         least += share;
+        whole += p.smooth_rtt;
     }
-    return late > least;
+    return late > least ? late / whole : 0;
 }
 
 int streams_for(double round_trip, double stream_per_seconds) {

@@ -5,8 +5,8 @@
 // line: by lost packets, or by the receiver's windows. Then more of them carry more, in proportion, and four times as
 // many are tried at once: a path with loss asks for many, and every trial takes round trips. Where a queue builds up,
 // the line is full, and fewer streams leave more of it to others. Both are trials: what counts is the rate at which
-// bytes are acknowledged while messages wait. What does not pay is taken back, and no trial follows for a while, or
-// until the rate has fallen: windows that grew before the first loss come down only by and by.
+// bytes are acknowledged while messages wait. What does not pay is taken back, or in part, and no trial follows for a
+// while, or until the rate has fallen: windows that grew before the first loss come down only by and by.
 //
 // The numbers behind these rules are in tuning.h.
 
@@ -28,8 +28,9 @@ class Crew {
     // `chooses`: otherwise all streams are in it. The crew begins with as many as the round trip asks for.
     Crew(Streams& streams, bool chooses);
     size_t size() const { return size_; }
-    // To be called often. `acknowledged`: bytes of all streams so far; `waiting`: messages wait for a stream with room.
-    void look(int64_t now, uint64_t acknowledged, bool waiting);
+    // To be called often. `acknowledged`: bytes of all streams so far; `waiting`: messages wait for a stream with room;
+    // `windows`: bytes/s that those of the crew let through over a long path, 0 over another one.
+    void look(int64_t now, uint64_t acknowledged, bool waiting, double windows);
 
   private:
     // Trials in one direction: when there may be another one, and the pause after one in vain (ns).
@@ -37,18 +38,19 @@ class Crew {
         int64_t next = 0, pause = 0;
         double rate = 0;  // that the last one ended with
     };
-    void judge(int64_t now, double rate);
+    void judge(int64_t now, double rate, double windows);
     bool conclude(int64_t now, double rate);
-    size_t useful_size(double rate) const;
+    size_t useful_size(double gain) const;
     void attempt(int64_t now, size_t size, double rate);
-    bool full() const;
+    double queued_share() const;
 
     Streams& streams_;
     size_t size_;
     bool chooses_;
     int64_t interval_;  // of waiting, for one measurement (ns)
 
-    int64_t waiting_since_ = 0;  // 0: nothing waits
+    int64_t waiting_seen_ = 0;  // when messages waited last; 0: never
+    int64_t looked_ = 0;
     uint64_t acknowledged_ = 0;  // when looked at last
     int64_t waited_ = 0;  // in the running interval (ns) ...
     uint64_t moved_ = 0;  // ... and bytes acknowledged meanwhile

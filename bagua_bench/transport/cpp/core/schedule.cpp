@@ -154,7 +154,7 @@ Schedule::Choice Schedule::share_out(uint64_t message, uint64_t unwritten, int64
     room_at_ = now + stall.length();
     if (!best.stream)
         for (size_t i = 0; i < crew; ++i) streams_[i]->counters.stalls += free_to_write(*streams_[i]);
-    crew_.look(now, acknowledged, !best.stream);
+    crew_.look(now, acknowledged, !best.stream, far_ ? sum : 0);
     return {best.stream, best.length};
 }
 

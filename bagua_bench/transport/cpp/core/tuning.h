@@ -14,8 +14,8 @@ namespace bagua {
 struct Tuning {
     // How many streams a connection has where the round trip decides: handshake.h. By the formula of Mathis and others
     // (1997), a stream that loses one packet in a thousand carries 1448 bytes * 1.22 / sqrt(0.001) per round trip: one
-    // for each 2 ms of it together carry 223 Mbit/s, whatever the distance.
-    static constexpr double kStreamPerSeconds = 2e-3;
+    // for each millisecond of it together carry 447 Mbit/s, whatever the distance.
+    static constexpr double kStreamPerSeconds = 1e-3;
     static constexpr int kFewestStreams = 4;
     // It begins with so many, and is connected for more: one for each half of a millisecond, which together carry
     // 283 Mbit/s where one packet in a hundred is lost, and 894 Mbit/s where it is one in a thousand, up to kMaxStreams.
@@ -39,7 +39,7 @@ struct Tuning {
     // The same for what drains in so long at the stream's rate, and in so many round trips: the stream may be at a tenth
     // of it from now on, and then holds up every message of which it has a part. (Over a long path, whose rate also falls
     // with every loss, too little would wait for the time after it; more would become a queue in the network.)
-    static constexpr double kMostQueueSeconds = 4e-3, kMostQueueRoundTrips = 1;
+    static constexpr double kMostQueueSeconds = 4e-3, kMostQueueRoundTrips = 0.5;
     static constexpr uint64_t kFirstQueueBytes = 128 << 10;  // may always wait in the stream that delivers first
     static constexpr double kCommittedShare = 0.6;  // of the ideal time, for one stream: its rate is an estimate
     static constexpr double kQuickerRatio = 1.5;  // a stream this many times as fast takes over the small messages
