@@ -74,9 +74,9 @@ def test_a_full_line_is_left_to_others(library: ctypes.CDLL) -> None:
 
 def test_as_many_stay_as_the_line_has_room_for(library: ctypes.CDLL) -> None:
     """A third more than the ten of the beginning, of forty, which fill the line: a third of their round trips is a
-    queue, and a third of them go, again and again."""
+    queue, so that a quarter of them goes, again and again."""
     found = sizes(library, 40, 0.01, 13.4e6, lambda _, size: 1e6 * size, 60.0)
-    assert changes(found)[:4] == [10, 40, 27, 19]
+    assert changes(found)[:4] == [10, 40, 30, 23]
     later = found[round(3 / STEP) :]
     steady = [size for size in later if size != 40]
     assert len(steady) > 0.9 * len(later), "trials in vain are rare"
@@ -90,12 +90,12 @@ def test_streams_that_do_not_fill_the_line_stay_by_what_they_gained(library: cty
     assert changes(found) == [10, 40, 16]
 
 
-@pytest.mark.parametrize(("windows", "kept"), [(11e6, [10, 40, 27]), (13e6, [10, 40, 10]), (0.0, [10, 40, 10])])
+@pytest.mark.parametrize(("windows", "kept"), [(11e6, [10, 40, 30]), (13e6, [10, 40, 10]), (0.0, [10, 40, 10])])
 def test_a_trial_begins_from_what_windows_let_through_after_a_loss(
     library: ctypes.CDLL, windows: float, kept: list[int]
 ) -> None:
     """Ten streams still filled most of the line when it began, by a rate that is a round trip old."""
-    found = sizes(library, 40, 0.01, 13e6, lambda _, size: 12.5e6 if size < 40 else 14e6, 1.6, lambda _, __: windows)
+    found = sizes(library, 40, 0.01, 13e6, lambda _, size: 12.5e6 if size < 20 else 14e6, 1.6, lambda _, __: windows)
     assert changes(found) == kept
 
 

@@ -184,14 +184,23 @@ def test_nobody_is_busy_waiting_for_ranks_that_have_left() -> None:
     assert run("bagua_net", 3, _waits_for_anyone)[0] < 0.6, "of two seconds"
 
 
-def test_nothing_is_left_of_a_group_that_did_not_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rank", "error"),
+    [
+        (0, r"ranks 1, 2 have not connected to rank 0 at 127\.0\.0\.1:\d+ within 0\.5 s"),
+        (1, r"cannot connect to 127\.0\.0\.1:\d+ within 0\.5 s: no answer"),
+    ],
+)
+def test_a_group_that_does_not_come_together_says_who_is_missing_and_leaves_nothing(
+    rank: int, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BAGUA_NET_INTERFACES", "lo")
     threads = {*Path("/proc/self/task").iterdir()}
-    here, absent = Group(0, 2), Group(1, 2)
-    with pytest.raises(RuntimeError, match="not all ranks connected in time"):
-        here.join([here.handle, absent.handle], 0.5)
+    groups = [Group(number, 3) for number in range(3)]
+    with pytest.raises(RuntimeError, match=error):
+        groups[rank].join([group.handle for group in groups], 0.5)
     assert {*Path("/proc/self/task").iterdir()} <= threads
-    for group in (here, absent):
+    for group in groups:
         group.close()
 
 

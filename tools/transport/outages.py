@@ -25,7 +25,8 @@ class Outage:
     timeout: float  # seconds, of the groups
     seconds: float  # that it lasted
     direction: str
-    moved: float | None  # seconds from its end until data of the busy group moved, both ways
+    moved: float | None  # seconds from its end until data of the busy group moved one way ...
+    both: float | None  # ... and both ways
     resumed: dict[str, float]  # state of the group -> seconds from its end to that of an operation, on the slower rank
     errors: dict[str, str]  # state of the group, and rank -> error
 
@@ -56,21 +57,26 @@ def suffer(sites: Sequence[shaped.Site], processes: Sequence[Any], timeout: floa
         time.sleep(max(0.0, began + timeout * share - time.monotonic()))
     ended = time.monotonic()
     _tell(processes, {"end": ended})
-    moved = _moved(sites, ended)
+    moved, both = _moved(sites, ended)
     answers = [torch_bench.hear(process) for process in processes]
     states = set(answers[0]["ended"]) & set(answers[1]["ended"])
     resumed = {state: max(answer["ended"][state] for answer in answers) for state in sorted(states)}
     errors = {f"{state} {rank}": text for rank in (0, 1) for state, text in answers[rank]["errors"].items()}
-    return Outage(timeout, ended - began, way, moved, resumed, errors)
+    return Outage(timeout, ended - began, way, moved, both, resumed, errors)
 
 
-def _moved(sites: Sequence[shaped.Site], since: float) -> float | None:
+def _moved(sites: Sequence[shaped.Site], since: float) -> tuple[float | None, float | None]:
+    """Seconds until one of the sites has had something acknowledged, and until both have."""
     before = [_acknowledged(site) for site in sites]
+    first = None
     while (now := time.monotonic()) < since + _PATIENCE:
-        if all(_acknowledged(site) - b > _MOVED for site, b in zip(sites, before, strict=True)):
-            return now - since
+        moving = [_acknowledged(site) - b > _MOVED for site, b in zip(sites, before, strict=True)]
+        if any(moving) and first is None:
+            first = now - since
+        if all(moving):
+            return first, now - since
         time.sleep(0.02)
-    return None
+    return first, None
 
 
 def _acknowledged(site: shaped.Site) -> int:

@@ -109,7 +109,7 @@ EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) 
     const Switchboard::Lanes lanes{&g.collectives, &g.point_to_point};
     g.switchboard = std::make_unique<Switchboard>(g.settings, g.interfaces, std::move(g.listener), std::move(all), lanes);
     Status status;
-    if (g.collectives.size <= g.settings.eager) status = g.switchboard->open_all(now_ns() + timeout_ns, g.aborted);
+    if (g.collectives.size <= g.settings.eager) status = g.switchboard->open_all(g.aborted);
     if (status)
         g.messages = std::make_unique<Messages>(g.point_to_point);
     else

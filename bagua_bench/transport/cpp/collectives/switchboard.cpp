@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kBusy = 200 * kMicrosecond, kSlow = 5 * kMillisecond;  // between two looks at handshakes
 constexpr int64_t kSlowAfter = 200 * kMillisecond;  // without news
 constexpr int64_t kKnockAgain = kSecond;
+constexpr int64_t kLastWord = 500 * kMillisecond;  // for a call that began a moment later to say why it failed
 constexpr uint64_t kKnock = 128;  // in a connection's name, beside its lane
 
 uint64_t name_of(int rank, uint64_t lane) { return uint64_t(rank) << 8 | lane; }
@@ -50,18 +51,36 @@ void Switchboard::want(int lane, int peer) {
     eventfd_write(bell_, 1);
 }
 
-Status Switchboard::open_all(int64_t deadline, const std::atomic<bool>& aborted) {
+Status Switchboard::open_all(const std::atomic<bool>& aborted) {
+    const int64_t deadline = now_ns() + settings_.connect_timeout + kLastWord;
     for (int peer = 0; peer < rank_; ++peer)  // the others call
         for (int lane = 0; lane < kLanes; ++lane) want(lane, peer);
     std::unique_lock<std::mutex> guard(mutex_);
     while (missing_ > 0) {
         if (!first_failure_) return first_failure_;
         if (aborted) return {Code::system, "aborted"};
-        if (now_ns() > deadline) return {Code::remote, "not all ranks connected in time"};
+        if (now_ns() > deadline) return {Code::remote, absent()};
         changed_.wait_for(guard, std::chrono::milliseconds(10));
     }
     for (Mesh* lane : lanes_) lane->unpack();
     return {};
+}
+
+// Which ranks have not called. (A call of our own has its own error.)
+std::string Switchboard::absent() const {
+    std::string ranks;
+    int count = 0;
+    for (int peer = rank_ + 1; peer < size_; ++peer) {
+        const auto is_there = [&](int lane) { return there_.count({lane, peer}) > 0; };
+        if (is_there(0) && is_there(1)) continue;
+        ranks += (count++ ? ", " : "") + std::to_string(peer);
+    }
+    if (count == 0) return "calls of lower ranks have not ended within " + seconds_text(settings_.connect_timeout);
+    Address own;
+    const bool known = Address::from_wire(handles_[size_t(rank_)].addresses[0], &own);
+    return (count == 1 ? "rank " : "ranks ") + ranks + (count == 1 ? " has" : " have") + " not connected to rank " +
+           std::to_string(rank_) + (known ? " at " + own.text() : "") + " within " +
+           seconds_text(settings_.connect_timeout);
 }
 
 void Switchboard::run() {
@@ -94,7 +113,7 @@ void Switchboard::take_wishes() {
 // Call a lower rank, knock at a higher one.
 void Switchboard::call(Line line) {
     const auto [lane, peer] = line;
-    if (there_[line] || calls_.count(line)) return;
+    if (there_.count(line) || calls_.count(line)) return;
     Settings settings = settings_;
     if (peer > rank_) settings.streams = 1;
     const uint64_t name = name_of(rank_, uint64_t(lane) | (peer > rank_ ? kKnock : 0));
@@ -121,7 +140,7 @@ bool Switchboard::take_calls() {
         const bool knocks = connection->name & kKnock;
         if (knocks && line.second < rank_)
             call(line);
-        else if (!knocks && line.second > rank_ && !there_[line])
+        else if (!knocks && line.second > rank_ && !there_.count(line))
             made(line, std::move(connection));
     }
     return news;
@@ -153,11 +172,11 @@ bool Switchboard::step_calls() {
 }
 
 void Switchboard::made(Line line, std::unique_ptr<Connection> connection) {
-    there_[line] = true;
     calls_.erase(line);
     knocked_.erase(line);
     lanes_[size_t(line.first)]->deliver(line.second, std::move(connection));
     const std::lock_guard<std::mutex> guard(mutex_);
+    there_[line] = true;
     --missing_;
     changed_.notify_all();
 }

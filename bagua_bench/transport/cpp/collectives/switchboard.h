@@ -34,8 +34,9 @@ class Switchboard {
 
     // Have a connection made, or opened from the other side. The mesh hears of it. From any thread.
     void want(int lane, int peer);
-    // Open all connections, and wait until they are there; an error after `deadline`, or when the user has given up.
-    Status open_all(int64_t deadline, const std::atomic<bool>& aborted);
+    // Open all connections, and wait until they are there; an error that says which are not after the time that the
+    // settings give to connect, or when the user has given up.
+    Status open_all(const std::atomic<bool>& aborted);
 
   private:
     using Line = std::pair<int, int>;  // lane and rank
@@ -49,6 +50,7 @@ class Switchboard {
     void made(Line line, std::unique_ptr<Connection> connection);
     void unreachable(Line line, const Status& reason);
     void rest(int64_t since_news);
+    std::string absent() const;
 
     const Settings settings_;
     const std::vector<Interface> interfaces_;
@@ -58,10 +60,10 @@ class Switchboard {
     const int rank_, size_;
     std::map<Line, std::unique_ptr<Connector>> calls_;  // and knocks
     std::map<Line, int64_t> knocked_;  // when (ns); they have not called since
-    std::map<Line, bool> there_;
 
-    std::mutex mutex_;
+    std::mutex mutex_;  // guards what follows; only the thread changes `there_`
     std::condition_variable changed_;
+    std::map<Line, bool> there_;
     std::vector<Line> wishes_;
     int missing_;
     Status first_failure_;

@@ -73,9 +73,8 @@ Status Connector::step(std::unique_ptr<Connection>* out) {
     }
     if (joined < legs_.size()) {
         if (now <= deadline_) return {};
-        return {Code::remote, "cannot connect to " + addresses_[0].text() + " within " +
-                                  std::to_string(settings_.connect_timeout / kSecond) +
-                                  " s: " + (last_ ? "no answer" : last_.text)};
+        return {Code::remote, "cannot connect to " + where() + " within " + seconds_text(settings_.connect_timeout) +
+                                  ": " + (last_ ? "no answer" : last_.text)};
     }
     std::string names;
     for (const auto& i : interfaces_) names += (names.empty() ? "" : ",") + i.name;

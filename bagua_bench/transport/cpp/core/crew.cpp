@@ -50,7 +50,7 @@ void Crew::judge(int64_t now, double rate, double windows) {
     if (queue == 0)
         attempt(now, size_ * Tuning::kGrowth, windows > 0 ? std::min(usual, windows) : usual);
     else if (steady)
-        attempt(now, size_ - std::clamp(size_t(double(size_) * queue), std::max<size_t>(size_ / 8, 1), size_ / 2), usual);
+        attempt(now, size_ - std::clamp(size_t(double(size_) * queue), std::max<size_t>(size_ / 8, 1), size_ / 4), usual);
 }
 
 // The end of a trial; whether another size has to settle.
@@ -58,7 +58,7 @@ bool Crew::conclude(int64_t now, double rate) {
     Patience& patience = size_ > before_ ? larger_ : smaller_;
     const bool outage = rate <= 0;  // which tells nothing
     const double change = double(size_) / double(before_) - 1, gain = rate / rate_before_;
-    const bool paid = gain >= 1 + Tuning::kTrialGain * change;
+    const bool paid = gain >= (change > 0 ? 1 + Tuning::kTrialGain * change : Tuning::kLeastKept);
     const size_t useful = outage ? before_ : paid ? size_ : useful_size(gain);
     const int64_t longer = std::clamp(2 * patience.pause, Tuning::kTrialPauseNs, Tuning::kMostTrialPauseNs);
     if (!outage) patience = {now + (paid ? 0 : longer), paid ? 0 : longer, rate};

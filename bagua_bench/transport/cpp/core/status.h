@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <string>
 
@@ -31,5 +32,12 @@ inline int64_t now_ns() {
 }
 
 constexpr int64_t kSecond = 1000000000, kMillisecond = 1000000, kMicrosecond = 1000;
+
+// "60 s", "0.5 s".
+inline std::string seconds_text(int64_t nanoseconds) {
+    char text[32];
+    snprintf(text, sizeof text, "%g s", double(nanoseconds) * 1e-9);
+    return text;
+}
 
 }  // namespace bagua

@@ -26,7 +26,8 @@ struct Tuning {
     static constexpr double kTrialRoundTrips = 4;  // ... and so many round trips
     static constexpr size_t kGrowth = 4;  // times as many streams are tried
     static constexpr double kLeastGain = 1.1, kSpare = 1.25;  // of the rate by them, and streams beyond its proportion
-    static constexpr double kTrialGain = 0.25;  // of what the rate would gain, or lose, in proportion to the streams
+    static constexpr double kTrialGain = 0.25;  // of what the rate would gain in proportion to the streams
+    static constexpr double kLeastKept = 0.97;  // of the rate by fewer
     static constexpr double kSteadyRatio = 1.2;  // of the rate to the one before, or of that one to it
     static constexpr int64_t kMostUnseenNs = 20 * kMillisecond;  // between two looks of who waits
     static constexpr double kQueueShare = 0.1, kLeastQueueSeconds = 1e-3;  // of round trips that are longer than at first
