@@ -2,9 +2,9 @@
 //
 // While stream i drains what it was given, the others must not run out of work. With B bytes outstanding (not yet
 // written, or written and not acknowledged) and R the sum of all rates, the ideal is to be finished in B/R seconds; so
-// no stream may hold more than a share of B/R seconds of its own rate, nor more than drains in a few milliseconds and
-// half a round trip, plus a round trip that fills the path. A slow stream thus holds few bytes, a fast one many, and
-// near the end of the work the slow ones get nothing. The stream that would deliver first may always hold a little.
+// no stream may hold more than a share of B/R seconds of its own rate, nor more than drains in a few milliseconds and a
+// round trip, plus another round trip that fills the path. A slow stream thus holds few bytes, a fast one many, and near
+// the end of the work the slow ones get nothing. The stream that would deliver first may always hold a little.
 //
 // A stream whose path is faster than one core can use needs no company: while little waits in it, it takes everything,
 // in large chunks, because any other stream would only cost system calls and cache. The kernel tells how fast the path

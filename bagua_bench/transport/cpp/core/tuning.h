@@ -40,7 +40,7 @@ struct Tuning {
     // The same for what drains in so long at the stream's rate, and in so many round trips: the stream may be at a tenth
     // of it from now on, and then holds up every message of which it has a part. (Over a long path, whose rate also falls
     // with every loss, too little would wait for the time after it; more would become a queue in the network.)
-    static constexpr double kMostQueueSeconds = 4e-3, kMostQueueRoundTrips = 0.5;
+    static constexpr double kMostQueueSeconds = 4e-3, kMostQueueRoundTrips = 1;
     static constexpr uint64_t kFirstQueueBytes = 128 << 10;  // may always wait in the stream that delivers first
     static constexpr double kCommittedShare = 0.6;  // of the ideal time, for one stream: its rate is an estimate
     static constexpr double kQuickerRatio = 1.5;  // a stream this many times as fast takes over the small messages
