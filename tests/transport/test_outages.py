@@ -58,8 +58,8 @@ def test_data_moves_again_before_the_outage_has_lasted_twice_as_long(ranks: Rank
     if not _tries_often():
         pytest.skip("this kernel has no TCP_RTO_MAX_MS (Linux 6.15)")
     outage = outages.suffer(*ranks, 10, 0.68, "there")
-    assert outage.both is not None
-    assert outage.both < 0.5 * outage.seconds
+    assert outage.moved is not None
+    assert outage.moved < 0.5 * outage.seconds
 
 
 def test_what_was_lost_both_ways_needs_no_second_attempt(ranks: Ranks) -> None:

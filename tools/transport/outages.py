@@ -25,8 +25,8 @@ class Outage:
     timeout: float  # seconds, of the groups
     seconds: float  # that it lasted
     direction: str
-    moved: float | None  # seconds from its end until data of the busy group moved one way ...
-    both: float | None  # ... and both ways
+    moved_one_way: float | None  # seconds from its end until data of the busy group moved ...
+    moved: float | None  # ... and until it did so both ways
     resumed: dict[str, float]  # state of the group -> seconds from its end to that of an operation, on the slower rank
     errors: dict[str, str]  # state of the group, and rank -> error
 
@@ -57,12 +57,12 @@ def suffer(sites: Sequence[shaped.Site], processes: Sequence[Any], timeout: floa
         time.sleep(max(0.0, began + timeout * share - time.monotonic()))
     ended = time.monotonic()
     _tell(processes, {"end": ended})
-    moved, both = _moved(sites, ended)
+    one_way, both = _moved(sites, ended)
     answers = [torch_bench.hear(process) for process in processes]
     states = set(answers[0]["ended"]) & set(answers[1]["ended"])
     resumed = {state: max(answer["ended"][state] for answer in answers) for state in sorted(states)}
     errors = {f"{state} {rank}": text for rank in (0, 1) for state, text in answers[rank]["errors"].items()}
-    return Outage(timeout, ended - began, way, moved, both, resumed, errors)
+    return Outage(timeout, ended - began, way, one_way, both, resumed, errors)
 
 
 def _moved(sites: Sequence[shaped.Site], since: float) -> tuple[float | None, float | None]:

@@ -45,9 +45,8 @@ void Crew::judge(int64_t now, double rate, double windows) {
     if (rate <= 0 || earlier <= 0 || rate > earlier * Tuning::kSteadyRatio) return;
     const bool steady = earlier <= rate * Tuning::kSteadyRatio;
     const double usual = steady ? std::max(rate, earlier) : rate;
-    // The rate is a round trip old, and falls further to what the windows let through after a loss.
     const double queue = queued_share();
-    if (queue == 0)
+    if (queue == 0)  // the rate is a round trip old: after a loss it falls further, to what the windows let through
         attempt(now, size_ * Tuning::kGrowth, windows > 0 ? std::min(usual, windows) : usual);
     else if (steady)
         attempt(now, size_ - std::clamp(size_t(double(size_) * queue), std::max<size_t>(size_ / 8, 1), size_ / 4), usual);
