@@ -228,12 +228,11 @@ def test_a_caller_that_is_closed_upon_calls_again(start: Start, streams: str) ->
 @needs("link")
 @pytest.mark.usefixtures("built")
 def test_a_foreign_connection_gets_a_part_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wan, "_BEFORE", 0.5)
+    monkeypatch.setattr(wan, "_BEFORE", 3.0)  # it begins with 11, and gives some up on a full line
     monkeypatch.setattr(wan, "_SECONDS_BESIDE", 2.0)
     monkeypatch.setattr(wan, "WAYS", ("4", "auto"))
     found = list(wan.left(20e6, 0.01, 1))
     assert [one.way for one in found] == ["4", "auto"]
-    assert all(4 <= one.streams <= 22 for one in found), "at most one for each 0.5 ms of what the path takes"
-    assert all(one.fair == 1 / (one.streams + 1) for one in found)
+    assert all(one.streams in range(4, 11) and one.fair == 1 / (one.streams + 1) for one in found)
     assert found[0].streams == 4
     assert all(0.02 < one.share < 0.6 for one in found), "neither all of it nor nothing"
