@@ -7,6 +7,7 @@ import shlex
 import sys
 from typing import Any
 
+from bagua_bench.configuration.network_shape import AUTO, MOST_STREAMS
 from bagua_bench.transport import check_gpu, environment
 
 _WATCH = """Show what the TCP connections of running jobs carry now, by the kernel's own account: of any
@@ -22,7 +23,9 @@ def main() -> int:
         ("check-gpu", "NCCL over the plugin, two ranks on one GPU"),
     ):
         one = commands.add_parser(name, help=text, description=text)
-        one.add_argument("--streams", type=int, default=4, help="TCP streams between two ranks (default %(default)s)")
+        one.add_argument(
+            "--streams", type=_streams, default="4", help="TCP streams between two ranks, or auto (default %(default)s)"
+        )
     _add_watch(commands)
     options = parser.parse_args()
     if options.command == "check-gpu":
@@ -50,6 +53,12 @@ def _add_watch(commands: Any) -> None:
     one.add_argument("--seconds", type=_seconds, default=1.0, help="from one look to the next (default %(default)s)")
     one.add_argument("--once", action="store_true", help="look twice, print, and end")
     one.add_argument("--json", action="store_true", help="the same as JSON: seconds, bytes, bytes/s")
+
+
+def _streams(text: str) -> str:
+    if text != AUTO and not (text.isdecimal() and 1 <= int(text) <= MOST_STREAMS):
+        raise argparse.ArgumentTypeError(f"{text}: allowed: 1 to {MOST_STREAMS} or {AUTO}")
+    return text
 
 
 def _seconds(text: str) -> float:

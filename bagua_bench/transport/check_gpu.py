@@ -13,7 +13,7 @@ from bagua_bench.transport import environment
 _LIMIT = 300.0  # seconds; a rank that lost the other one would wait for ten minutes
 
 
-def run(streams: int) -> int:
+def run(streams: int | str) -> int:
     """0 if all_reduce is right from 8 B to 256 MiB over 20 communicators and NCCL's log names the plugin.
 
     2 without a GPU. Needs torch and this repository alone.

@@ -30,6 +30,10 @@ def test_env_names_the_plugin_for_any_program_s_nccl(built: tuple[Path, Path]) -
     variables = dict(line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines())
     assert variables["NCCL_NET_PLUGIN"] == str(built[1])
     assert (variables["NCCL_NET"], variables["BAGUA_NET_STREAMS"]) == ("BaguaNet", "3")
+    assert "export BAGUA_NET_STREAMS=auto" in command("bagua_bench.transport", "env", "--streams", "auto").stdout
+    wrong = command("bagua_bench.transport", "env", "--streams", "0")
+    assert wrong.returncode == 2
+    assert wrong.stderr.splitlines()[-1].endswith("argument --streams: 0: allowed: 1 to 512 or auto")
 
 
 def test_bench_drives_any_library_that_has_the_table(built: tuple[Path, Path], tmp_path: Path) -> None:

@@ -213,6 +213,7 @@ def test_a_thousand_connections_leave_nothing_behind(start: Start) -> None:
         {"BAGUA_NET_CHUNK": "1000"},
         {"BAGUA_NET_TIMEOUT": "soon"},
         {"BAGUA_NET_SECRET_FILE": "/nowhere"},
+        {"BAGUA_NET_INTERFACES": "eht7"},
     ],
 )
 def test_a_wrong_setting_is_refused(start: Start, environment: dict[str, str]) -> None:

@@ -85,7 +85,6 @@ Mesh& begin(Group& g, int64_t timeout_ns) {
 EXPORT void* bagua_net_open(int rank, int size, void* handle, char* error, size_t room) {
     auto g = std::make_unique<Group>(rank, size);
     Status status = read_settings(&g->settings, &g->interfaces);
-    if (status && g->interfaces.empty()) g->interfaces = find_interfaces("=lo", AF_UNSPEC);  // no network here
     g->settings.most_streams = most_streams(g->settings, size);
     g->settings.lent_from = Tuning::kMinLentInGroupBytes;
     if (status) status = Listener::open(g->settings, g->interfaces, &g->listener);

@@ -1,8 +1,10 @@
 #include "settings.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <type_traits>
 
 #include "tuning.h"
 
@@ -10,64 +12,87 @@ namespace bagua {
 
 namespace {
 
-const char* variable(const char* name) {
+std::string variable(const char* name) {
     const char* value = std::getenv(name);
     return value ? value : "";
 }
 
-}  // namespace
-
-Status read_settings(Settings* settings, std::vector<Interface>* interfaces) {
-    const auto number = [](const char* name, double least, double most, double* out) -> Status {
-        const std::string text = variable(name);
-        if (text.empty()) return {};
-        char* end = nullptr;
-        const double value = std::strtod(text.c_str(), &end);
-        if (*end || !(value >= least && value <= most)) {
-            std::ostringstream allowed;
-            allowed << name << "=" << text << ": allowed: a number from " << least << " to " << most;
-            return {Code::usage, allowed.str()};
-        }
-        *out = value;
-        return {};
-    };
-    double streams = settings->streams, chunk = settings->chunk, timeout = 10, connecting = 60, crc = 0, zero_copy = 1, helpers = 0;
-    double eager = settings->eager;
-    if (std::string("auto") == variable("BAGUA_NET_STREAMS"))
-        streams = Settings::kAutomatic;
-    else if (Status s = number("BAGUA_NET_STREAMS", 1, kMaxStreams, &streams); !s)
-        return {s.code, s.text + ", or auto"};
-    if (Status s = number("BAGUA_NET_CHUNK", Tuning::kMinChunkBytes, Tuning::kMaxChunkBytes, &chunk); !s) return s;
-    if (Status s = number("BAGUA_NET_TIMEOUT", 0.5, 86400, &timeout); !s) return s;
-    if (Status s = number("BAGUA_NET_CONNECT_TIMEOUT", 0.5, 86400, &connecting); !s) return s;
-    if (Status s = number("BAGUA_NET_CRC", 0, 1, &crc); !s) return s;
-    if (Status s = number("BAGUA_NET_ZERO_COPY", 0, 1, &zero_copy); !s) return s;
-    if (Status s = number("BAGUA_NET_EAGER", 0, 65536, &eager); !s) return s;
-    if (Status s = number("BAGUA_NET_HELPERS", 0, 16, &helpers); !s) return s;
-    settings->streams = int(streams);
-    settings->chunk = uint32_t(chunk);
-    settings->eager = int(eager);
-    settings->helpers = int(helpers);
-    settings->timeout_given = *variable("BAGUA_NET_TIMEOUT") != 0;
-    settings->timeout = int64_t(timeout * double(kSecond));
-    settings->connect_timeout = int64_t(connecting * double(kSecond));
-    settings->crc = crc != 0;
-    settings->zero_copy = zero_copy != 0;
-    settings->congestion = variable("BAGUA_NET_CONGESTION");
-    if (std::string allowed; !may_control(settings->congestion, &allowed))
-        return {Code::usage, "BAGUA_NET_CONGESTION=" + settings->congestion + ": allowed here: " + allowed};
-    if (const std::string path = variable("BAGUA_NET_SECRET_FILE"); !path.empty()) {
-        std::ifstream file(path, std::ios::binary);
-        std::ostringstream text;
-        text << file.rdbuf();
-        if (!file || text.str().empty())
-            return {Code::usage, "BAGUA_NET_SECRET_FILE=" + path + ": cannot be read or is empty"};
-        settings->secret = text.str();
+// A number that stays as it is where the variable is not set.
+template <class T>
+Status read_number(const char* name, double least, double most, T* out) {
+    const std::string text = variable(name);
+    if (text.empty()) return {};
+    constexpr bool whole = std::is_integral_v<T>;
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (*end || !(value >= least && value <= most) || (whole && value != std::floor(value))) {
+        std::ostringstream allowed;
+        allowed.precision(12);
+        allowed << name << "=" << text << ": allowed: a " << (whole ? "whole " : "") << "number from " << least << " to "
+                << most;
+        return {Code::usage, allowed.str()};
     }
-    const std::string names = variable("BAGUA_NET_INTERFACES");
+    *out = T(value);
+    return {};
+}
+
+Status read_seconds(const char* name, int64_t* nanoseconds) {
+    double seconds = double(*nanoseconds) / double(kSecond);
+    const Status status = read_number(name, 0.5, 86400, &seconds);
+    *nanoseconds = int64_t(seconds * double(kSecond));
+    return status;
+}
+
+Status read_secret(std::string* secret) {
+    const std::string path = variable("BAGUA_NET_SECRET_FILE");
+    if (path.empty()) return {};
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream text;
+    text << file.rdbuf();
+    if (!file || text.str().empty())
+        return {Code::usage, "BAGUA_NET_SECRET_FILE=" + path + ": cannot be read or is empty"};
+    *secret = text.str();
+    return {};
+}
+
+// Loopback where there is no network and none is asked for by name.
+Status choose_interfaces(std::vector<Interface>* interfaces) {
+    const bool own = !variable("BAGUA_NET_INTERFACES").empty();
+    const std::string name = own ? "BAGUA_NET_INTERFACES" : "NCCL_SOCKET_IFNAME", names = variable(name.c_str());
     const std::string family = variable("NCCL_SOCKET_FAMILY");
     const int wanted = family == "AF_INET" ? AF_INET : family == "AF_INET6" ? AF_INET6 : AF_UNSPEC;
-    *interfaces = find_interfaces(names.empty() ? variable("NCCL_SOCKET_IFNAME") : names, wanted);
+    *interfaces = find_interfaces(names, wanted);
+    const bool named = !names.empty() && names[0] != '^';
+    if (!named && find_interfaces(names, AF_UNSPEC).empty()) *interfaces = find_interfaces("=lo", wanted);
+    if (!interfaces->empty()) return {};
+    const std::string asked = names.empty() ? "no" : name + "=" + names + ": no such";
+    const std::string restricted = wanted == AF_UNSPEC ? "" : " of NCCL_SOCKET_FAMILY=" + family;
+    return {Code::usage, asked + " interface is up and has an address" + restricted + "; there are: " + interface_names()};
+}
+
+}  // namespace
+
+Status read_settings(Settings* s, std::vector<Interface>* interfaces) {
+    if (variable("BAGUA_NET_STREAMS") == "auto")
+        s->streams = Settings::kAutomatic;
+    else if (Status status = read_number("BAGUA_NET_STREAMS", 1, kMaxStreams, &s->streams); !status)
+        return {status.code, status.text + ", or auto"};
+    s->timeout_given = !variable("BAGUA_NET_TIMEOUT").empty();
+    s->congestion = variable("BAGUA_NET_CONGESTION");
+    if (std::string allowed; !may_control(s->congestion, &allowed))
+        return {Code::usage, "BAGUA_NET_CONGESTION=" + s->congestion + ": allowed here: " + allowed};
+    for (const Status& status : {
+             read_number("BAGUA_NET_CHUNK", Tuning::kMinChunkBytes, Tuning::kMaxChunkBytes, &s->chunk),
+             read_number("BAGUA_NET_EAGER", 0, 65536, &s->eager),
+             read_number("BAGUA_NET_HELPERS", 0, 16, &s->helpers),
+             read_number("BAGUA_NET_CRC", 0, 1, &s->crc),
+             read_number("BAGUA_NET_ZERO_COPY", 0, 1, &s->zero_copy),
+             read_seconds("BAGUA_NET_TIMEOUT", &s->timeout),
+             read_seconds("BAGUA_NET_CONNECT_TIMEOUT", &s->connect_timeout),
+             read_secret(&s->secret),
+             choose_interfaces(interfaces),
+         })
+        if (!status) return status;
     return {};
 }
 

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <system_error>
 
@@ -135,6 +136,18 @@ std::vector<Interface> find_interfaces(const std::string& names, int family) {
     }
     freeifaddrs(entries);
     return found;
+}
+
+std::string interface_names() {
+    std::set<std::string> names;
+    ifaddrs* entries = nullptr;
+    if (getifaddrs(&entries) != 0) return "unknown, " + error_text(errno);
+    for (const ifaddrs* e = entries; e; e = e->ifa_next)
+        if (usable(*e, AF_UNSPEC)) names.insert(e->ifa_name);
+    freeifaddrs(entries);
+    std::string text;
+    for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+    return text.empty() ? "none" : text;
 }
 
 Status listen_on(const Interface& interface, Socket* out, Address* bound) {

@@ -58,6 +58,9 @@ struct Interface {
 // AF_INET6 or AF_UNSPEC.
 std::vector<Interface> find_interfaces(const std::string& names, int family);
 
+// All that are up and have an address, for an error.
+std::string interface_names();
+
 // A listening, non-blocking socket on exactly this address, any port.
 Status listen_on(const Interface& interface, Socket* out, Address* bound);
 
