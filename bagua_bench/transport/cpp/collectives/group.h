@@ -18,8 +18,8 @@ struct Piece {
 
 // Listens; `handle` receives 128 bytes for all other ranks. Null on error, text in `error`.
 void* bagua_net_open(int rank, int size, void* handle, char* error, size_t room);
-// `handles` holds 128 bytes of every rank. Blocks until all are connected. Outages may last for the time-out, too,
-// unless BAGUA_NET_TIMEOUT says how long.
+// `handles` holds 128 bytes of every rank. Blocks until all are connected, in a group that opens its connections at
+// the start (BAGUA_NET_EAGER). Outages may last for the time-out, too, unless BAGUA_NET_TIMEOUT says how long.
 int bagua_net_join(void* group, const void* handles, int64_t timeout_ns);
 // The orders in which rings and chains, and halving and doubling, go through the ranks: each of them once, and the same
 // on all. `ring`: all-reduces go along a ring even where halving is possible. `tree`: those of 512 KiB or

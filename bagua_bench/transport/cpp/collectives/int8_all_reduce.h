@@ -3,8 +3,8 @@
 //
 // First ranks add what arrives to their own floats and pack the sum again, until each has reduced one block: along a
 // ring, or by halves among a power of two of ranks. Then each block is packed once, and all ranks unpack the same bytes,
-// the one that reduced it, too. So they get the same bits. Errors add up: of n ranks' packings, each adds at most 1/254
-// of the largest partial sum among the 256 elements that share a scale.
+// the one that reduced it, too. So they get the same bits. Errors add up: among n ranks a sum is packed n times, and each
+// time adds at most 1/254 of the largest partial sum among the 256 elements that share a scale.
 
 #pragma once
 

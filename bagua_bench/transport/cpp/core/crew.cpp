@@ -46,10 +46,11 @@ void Crew::judge(int64_t now, double rate, double windows) {
     const bool steady = earlier <= rate * Tuning::kSteadyRatio;
     const double usual = steady ? std::max(rate, earlier) : rate;
     const double queue = queued_share();
+    const size_t least = std::max<size_t>(size_ / Tuning::kLeastFewer, 1);
     if (queue == 0)  // the rate is a round trip old: after a loss it falls further, to what the windows let through
         attempt(now, size_ * Tuning::kGrowth, windows > 0 ? std::min(usual, windows) : usual);
     else if (steady)
-        attempt(now, size_ - std::clamp(size_t(double(size_) * queue), std::max<size_t>(size_ / 8, 1), size_ / 4), usual);
+        attempt(now, size_ - std::clamp(size_t(double(size_) * queue), least, size_ / Tuning::kMostFewer), usual);
 }
 
 // The end of a trial; whether another size has to settle.

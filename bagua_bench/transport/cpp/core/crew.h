@@ -5,8 +5,9 @@
 // line: by lost packets, or by the receiver's windows. Then more of them carry more, in proportion, and four times as
 // many are tried at once: a path with loss asks for many, and every trial takes round trips. Where a queue builds up,
 // the line is full, and fewer streams leave more of it to others. Both are trials: what counts is the rate at which
-// bytes are acknowledged while messages wait. What does not pay is taken back, or in part, and no trial follows for a
-// while, or until the rate has fallen: windows that grew before the first loss come down only by and by.
+// bytes are acknowledged while messages wait. What does not pay is taken back, or a part of it, and no trial follows for
+// a while; one of more streams does once the rate has fallen: windows that grew before the first loss come down only
+// by and by.
 //
 // The numbers behind these rules are in tuning.h.
 

@@ -147,11 +147,12 @@ bool Receiver::open_chunk(Stream& s) {
         return true;
     }
     if (int32_t(h.sequence - window_.next()) >= 0) {
-        s.parked = true;
-        ++s.counters.parked;
+        s.counters.parked += !s.early;
+        s.early = s.parked = true;
         return false;
     }
     if (!acceptable(s, h)) return true;
+    s.early = false;
     Request& r = window_.at(h.sequence);
     r.opened = true;
     r.receipt = h.receipt != 0;

@@ -11,7 +11,7 @@ extern "C" {
 struct StreamReport {
     uint64_t bytes_sent, chunks_sent, bytes_received, chunks_received;
     uint64_t stalls;  // times that it had to wait for room
-    uint64_t parked;  // times that a chunk came before its buffer was posted
+    uint64_t parked;  // chunks that came before their buffer was posted
     uint64_t queued, queued_max;  // bytes handed to the kernel and not acknowledged
     uint64_t retransmissions;  // segments
     uint64_t bytes_zero_copy;  // of those sent

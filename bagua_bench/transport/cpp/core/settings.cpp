@@ -28,8 +28,8 @@ Status read_number(const char* name, double least, double most, T* out) {
     if (*end || !(value >= least && value <= most) || (whole && value != std::floor(value))) {
         std::ostringstream allowed;
         allowed.precision(12);
-        allowed << name << "=" << text << ": allowed: a " << (whole ? "whole " : "") << "number from " << least << " to "
-                << most;
+        allowed << name << "=" << text << ": allowed: a " << (whole ? "whole " : "");
+        allowed << "number from " << least << " to " << most;
         return {Code::usage, allowed.str()};
     }
     *out = T(value);
@@ -67,7 +67,8 @@ Status choose_interfaces(std::vector<Interface>* interfaces) {
     if (!interfaces->empty()) return {};
     const std::string asked = names.empty() ? "no" : name + "=" + names + ": no such";
     const std::string restricted = wanted == AF_UNSPEC ? "" : " of NCCL_SOCKET_FAMILY=" + family;
-    return {Code::usage, asked + " interface is up and has an address" + restricted + "; there are: " + interface_names()};
+    const std::string reason = " interface is up and has an address" + restricted;
+    return {Code::usage, asked + reason + "; there are: " + interface_names()};
 }
 
 }  // namespace

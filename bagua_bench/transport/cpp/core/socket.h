@@ -70,7 +70,8 @@ Status begin_connect(const Interface& from, const Address& to, Socket* out);
 // The round trip of a connected socket, seconds; negative if it is not connected, or not yet.
 double round_trip(int fd);
 
-// Have small messages sent without delay, and an idle path probed several times per `timeout_ns`.
+// Have small messages sent without delay, and an idle path probed once a second after a fifth of `timeout_ns`, which
+// counts as a second at least and a minute at most.
 void tune(int fd, int64_t timeout_ns);
 
 // Have TCP's congestion control be this one; nothing if the name is empty. False if the kernel refuses.

@@ -16,7 +16,7 @@ struct Request;
 struct Counters {
     uint64_t bytes_sent = 0, bytes_zero_copy = 0, chunks_sent = 0, bytes_received = 0, chunks_received = 0;
     uint64_t stalls = 0;  // times that it had to wait: the kernel's queue was full, or it held as much as it may
-    uint64_t parked = 0;  // times that a chunk arrived before its buffer was posted
+    uint64_t parked = 0;  // chunks that arrived before their buffer was posted
     uint64_t queued_max = 0;
 };
 
@@ -61,12 +61,13 @@ struct Stream {
 
     Socket socket;
     int index = 0;
-    std::string where;  // interface and peer
+    std::string where;  // the peer's address
     bool readable = true, writable = true;  // until the kernel says otherwise
     bool closed = false;  // by the peer; there may still be bytes to read
     bool ended = false;  // closed, and all bytes are read
     int awaited = 1;  // bytes that the kernel should have before it wakes us
-    bool parked = false;  // the header at hand belongs to a message that is not posted yet
+    // The header at hand belongs to a message that is not posted yet; it did so when it came.
+    bool parked = false, early = false;
     Outgoing out;
     Incoming in;
     Pace pace;

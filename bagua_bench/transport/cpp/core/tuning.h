@@ -25,6 +25,7 @@ struct Tuning {
     static constexpr int64_t kTrialNs = 250 * kMillisecond;  // of waiting messages, at least, for a measurement ...
     static constexpr double kTrialRoundTrips = 4;  // ... and so many round trips
     static constexpr size_t kGrowth = 4;  // times as many streams are tried
+    static constexpr size_t kLeastFewer = 8, kMostFewer = 4;  // without an eighth to a quarter of them
     static constexpr double kLeastGain = 1.1, kSpare = 1.25;  // of the rate by them, and streams beyond its proportion
     static constexpr double kTrialGain = 0.25;  // of what the rate would gain in proportion to the streams
     static constexpr double kLeastKept = 0.97;  // of the rate by fewer

@@ -1,4 +1,4 @@
-// What travels between two processes: the chunk header, the three messages of the handshake, the listener's handle.
+// What travels between two processes: the chunk header, the messages of the handshake, the listener's handle.
 // Little-endian, fixed sizes, no pointers. Every field read from here is checked before it is used.
 
 #pragma once
