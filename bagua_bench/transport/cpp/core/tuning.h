@@ -101,8 +101,9 @@ struct Tuning {
     // How an outage is told from the end of a path: socket.cpp, pulse.cpp.
     static constexpr int64_t kRetryNs = kSecond;  // between TCP's attempts while the peer is cut off, at most
     static constexpr int64_t kGraceNs = 5 * kSecond / 2;  // until data moves after an outage: two attempts, and some
-    // Without an acknowledgement until TCP is nudged (sender.h): more than it may delay one, and two round trips.
-    static constexpr int64_t kNudgeNs = 60 * kMillisecond;
+    // Between nudges (sender.h), and without an acknowledgement until the first one, or two round trips. A peer may
+    // delay one for longer, but then a nudge is superfluous and costs a header.
+    static constexpr int64_t kNudgeNs = 20 * kMillisecond;
     static constexpr double kNudgeRoundTrips = 2;
     static int64_t nudge_after(double round_trip) {
         return std::max(kNudgeNs, int64_t(kNudgeRoundTrips * round_trip * double(kSecond)));
