@@ -60,9 +60,9 @@ def _text(ranks: Sequence[int]) -> str:
 def settle(group: Group, timeout: float) -> Order | None:
     """Measure, choose and use an order; collective. None, and nothing changes, with two ranks, or more than 64.
 
-    It takes a tenth of a second for each rank, and up to two seconds more for each slow line of a rank. A tree is tried
-    before it is used, by four all-reduces that take half a second or so each, and more over a line of less than 1 MB/s.
-    `timeout` in seconds is for each step of it.
+    It takes a tenth of a second for each rank, and for each slow line of a rank up to two seconds more, or as long as
+    320 KiB take. A tree is tried before it is used, by four all-reduces that take half a second or so each, and more
+    over a line of less than 1 MB/s. `timeout` in seconds is for each step of it.
     """
     if not 2 < group.size <= _MANY:
         return None

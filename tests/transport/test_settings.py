@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -11,6 +12,14 @@ import pytest
 
 from bagua_bench.transport import native
 from tests.catalogue import HOME
+
+
+@pytest.fixture(autouse=True)
+def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("BAGUA_NET_", "NCCL_SOCKET_")):
+            monkeypatch.delenv(name)
+
 
 _OPEN = "from bagua_bench.transport import native; native.Group(0, 2)"
 
@@ -36,8 +45,8 @@ def test_a_wrong_number_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, v
 
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("name", ["BAGUA_NET_INTERFACES", "NCCL_SOCKET_IFNAME"])
-def test_an_interface_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """It does not become loopback, over which other machines cannot be reached."""
+def test_interfaces_that_do_not_exist_are_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """They do not become loopback, over which other machines cannot be reached."""
     monkeypatch.setenv(name, "eht7")
     wanted = rf"{name}=eht7: no such interface is up and has an address; there are: .*\blo\b"
     with pytest.raises(RuntimeError, match=wanted):
@@ -45,18 +54,45 @@ def test_an_interface_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("built")
+def test_a_family_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_FAMILY", "ipv6")
+    with pytest.raises(RuntimeError, match=r"NCCL_SOCKET_FAMILY=ipv6: allowed: AF_INET, AF_INET6$"):
+        native.Group(0, 2)
+
+
+_LONELY = "ip link set lo up"
+_CONNECTED = f"""{_LONELY}; ip link add net0 type veth peer net1; ip address add 10.9.8.7/24 dev net0
+ip link set net0 up; ip link set net1 up"""
+_NO_SUCH = "no such interface is up and has an address"
+
+
+@pytest.mark.usefixtures("built")
 @pytest.mark.parametrize(
-    ("variables", "opens"),
-    [({}, True), ({"NCCL_SOCKET_IFNAME": "^docker"}, True), ({"NCCL_SOCKET_IFNAME": "eth"}, False)],
+    ("network", "variables", "error"),
+    [
+        (_LONELY, {}, ""),
+        (_LONELY, {"NCCL_SOCKET_IFNAME": "^docker"}, ""),
+        (_LONELY, {"NCCL_SOCKET_IFNAME": "^lo"}, f"NCCL_SOCKET_IFNAME=^lo: {_NO_SUCH}; there are: lo"),
+        (_LONELY, {"NCCL_SOCKET_IFNAME": "eth"}, f"NCCL_SOCKET_IFNAME=eth: {_NO_SUCH}; there are: lo"),
+        (_CONNECTED, {"NCCL_SOCKET_IFNAME": "=lo"}, ""),
+        (_CONNECTED, {"NCCL_SOCKET_IFNAME": "^net"}, f"NCCL_SOCKET_IFNAME=^net: {_NO_SUCH}; there are: lo, net0"),
+        (
+            _CONNECTED,
+            {"NCCL_SOCKET_IFNAME": "net", "NCCL_SOCKET_FAMILY": "AF_INET6"},
+            f"NCCL_SOCKET_IFNAME=net: {_NO_SUCH} of NCCL_SOCKET_FAMILY=AF_INET6; there are: ",
+        ),
+    ],
 )
-def test_without_a_network_loopback_is_used_unless_another_one_is_named(variables: dict[str, str], opens: bool) -> None:
-    alone = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    if subprocess.run([*alone, "true"], capture_output=True).returncode:
-        pytest.skip("no namespaces: needs unshare and ip, and the right to make one")
-    environment = {**{k: v for k, v in os.environ.items() if k != "NCCL_SOCKET_IFNAME"}, **variables}
+def test_loopback_is_used_without_a_network_or_by_name(network: str, variables: dict[str, str], error: str) -> None:
+    apart = [shutil.which("unshare") or "unshare", "--user", "--map-root-user", "--net", "sh", "-ec"]
+    try:
+        subprocess.run([*apart, f"{_CONNECTED} 2>&1"], check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError) as reason:
+        pytest.skip(f"no network namespace with an interface of its own can be made: {reason}")
+    no_address_6 = "test -e /proc/sys/net/ipv6 && sysctl -qw net.ipv6.conf.default.disable_ipv6=1 || true"
     done = subprocess.run(
-        [*alone, sys.executable, "-c", _OPEN], cwd=HOME, env=environment, capture_output=True, text=True
-    )
-    assert (done.returncode == 0) is opens, done.stderr
-    if not opens:
-        assert "NCCL_SOCKET_IFNAME=eth: no such interface is up" in done.stderr
+        [*apart, f'{no_address_6}; {network}; exec "$@"', "sh", sys.executable, "-c", _OPEN],
+        cwd=HOME, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0) is (not error), done.stderr
+    assert error in done.stderr

@@ -37,7 +37,8 @@ Connection::Connection(const Settings& settings, std::vector<Socket> sockets, co
       trunk_{settings, peer_text(sockets[0].fd()), streams_of(sockets), {}, [this] { hang_up(); }, [this] { return lost(); }},
       sender_(trunk_, this),
       receipts_(trunk_, sender_, std::move(sockets.back())),
-      receiver_(trunk_, receipts_, this) {
+      receiver_(trunk_, receipts_, this),
+      patience_(Tuning::nudge_after(first_round_trip(trunk_.streams))) {
     watch(receipts_.fd(), nullptr);
     for (auto& s : trunk_.streams) watch(s->socket.fd(), s.get());
     if (epoll_ < 0) fail(Code::system, "cannot wait for events: " + error_text(errno));
@@ -117,7 +118,7 @@ void Connection::check_life(int64_t now) {
     const auto over = [this](const auto& s) { return s->ended || (s->closed && s->parked && posted()); };
     if (pending() && receipts_.over() && std::all_of(trunk_.streams.begin(), trunk_.streams.end(), over))
         return trunk_.broke(Code::remote, "peer " + trunk_.peer + " closed the connection");
-    if (cut_off(now) && now - nudged_ >= Tuning::kNudgeNs) nudge(now);
+    if (cut_off(now) && now - nudged_ >= patience_) nudge(now);
     if (now - checked_ < Tuning::kLifeCheckIntervalNs) return;
     checked_ = now;
     for (auto& s : trunk_.streams) s->readable |= s->awaited > 1;  // some kernels run out of memory below the mark

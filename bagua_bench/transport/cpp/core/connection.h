@@ -78,6 +78,7 @@ class Connection {
     Sender sender_;
     Receipts receipts_;
     Receiver receiver_;
+    const int64_t patience_;  // between nudges (ns)
     unsigned moves_ = 0;  // calls of progress() that moved something
     // When the kernel was asked for events, streams were looked at, and TCP was nudged (ns).
     int64_t asked_ = 0, checked_ = 0, nudged_ = 0;

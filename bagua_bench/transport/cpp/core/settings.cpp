@@ -55,45 +55,48 @@ Status read_secret(std::string* secret) {
     return {};
 }
 
-// Loopback where there is no network and none is asked for by name.
 Status choose_interfaces(std::vector<Interface>* interfaces) {
     const bool own = !variable("BAGUA_NET_INTERFACES").empty();
     const std::string name = own ? "BAGUA_NET_INTERFACES" : "NCCL_SOCKET_IFNAME", names = variable(name.c_str());
     const std::string family = variable("NCCL_SOCKET_FAMILY");
     const int wanted = family == "AF_INET" ? AF_INET : family == "AF_INET6" ? AF_INET6 : AF_UNSPEC;
+    if (!family.empty() && wanted == AF_UNSPEC)
+        return {Code::usage, "NCCL_SOCKET_FAMILY=" + family + ": allowed: AF_INET, AF_INET6"};
     *interfaces = find_interfaces(names, wanted);
-    const bool named = !names.empty() && names[0] != '^';
-    if (!named && find_interfaces(names, AF_UNSPEC).empty()) *interfaces = find_interfaces("=lo", wanted);
     if (!interfaces->empty()) return {};
     const std::string asked = names.empty() ? "no" : name + "=" + names + ": no such";
-    const std::string restricted = wanted == AF_UNSPEC ? "" : " of NCCL_SOCKET_FAMILY=" + family;
+    const std::string restricted = family.empty() ? "" : " of NCCL_SOCKET_FAMILY=" + family;
     const std::string reason = " interface is up and has an address" + restricted;
-    return {Code::usage, asked + reason + "; there are: " + interface_names()};
+    return {Code::usage, asked + reason + "; there are: " + interface_names(wanted)};
 }
 
 }  // namespace
 
-Status read_settings(Settings* s, std::vector<Interface>* interfaces) {
+Status read_settings(Settings* settings, std::vector<Interface>* interfaces) {
+    Settings s = *settings;
+    std::vector<Interface> found;
     if (variable("BAGUA_NET_STREAMS") == "auto")
-        s->streams = Settings::kAutomatic;
-    else if (Status status = read_number("BAGUA_NET_STREAMS", 1, kMaxStreams, &s->streams); !status)
+        s.streams = Settings::kAutomatic;
+    else if (Status status = read_number("BAGUA_NET_STREAMS", 1, kMaxStreams, &s.streams); !status)
         return {status.code, status.text + ", or auto"};
-    s->timeout_given = !variable("BAGUA_NET_TIMEOUT").empty();
-    s->congestion = variable("BAGUA_NET_CONGESTION");
-    if (std::string allowed; !may_control(s->congestion, &allowed))
-        return {Code::usage, "BAGUA_NET_CONGESTION=" + s->congestion + ": allowed here: " + allowed};
+    s.timeout_given = !variable("BAGUA_NET_TIMEOUT").empty();
+    s.congestion = variable("BAGUA_NET_CONGESTION");
+    if (std::string allowed; !may_control(s.congestion, &allowed))
+        return {Code::usage, "BAGUA_NET_CONGESTION=" + s.congestion + ": allowed here: " + allowed};
     for (const Status& status : {
-             read_number("BAGUA_NET_CHUNK", Tuning::kMinChunkBytes, Tuning::kMaxChunkBytes, &s->chunk),
-             read_number("BAGUA_NET_EAGER", 0, 65536, &s->eager),
-             read_number("BAGUA_NET_HELPERS", 0, 16, &s->helpers),
-             read_number("BAGUA_NET_CRC", 0, 1, &s->crc),
-             read_number("BAGUA_NET_ZERO_COPY", 0, 1, &s->zero_copy),
-             read_seconds("BAGUA_NET_TIMEOUT", &s->timeout),
-             read_seconds("BAGUA_NET_CONNECT_TIMEOUT", &s->connect_timeout),
-             read_secret(&s->secret),
-             choose_interfaces(interfaces),
+             read_number("BAGUA_NET_CHUNK", Tuning::kMinChunkBytes, Tuning::kMaxChunkBytes, &s.chunk),
+             read_number("BAGUA_NET_EAGER", 0, 65536, &s.eager),
+             read_number("BAGUA_NET_HELPERS", 0, 16, &s.helpers),
+             read_number("BAGUA_NET_CRC", 0, 1, &s.crc),
+             read_number("BAGUA_NET_ZERO_COPY", 0, 1, &s.zero_copy),
+             read_seconds("BAGUA_NET_TIMEOUT", &s.timeout),
+             read_seconds("BAGUA_NET_CONNECT_TIMEOUT", &s.connect_timeout),
+             read_secret(&s.secret),
+             choose_interfaces(&found),
          })
         if (!status) return status;
+    *settings = std::move(s);
+    *interfaces = std::move(found);
     return {};
 }
 

@@ -15,7 +15,7 @@ struct Settings {
     static constexpr int kAutomatic = 0;
     int streams = 4;  // kAutomatic: the connecting side chooses by the path's round trip
     int most_streams = 64;  // that are chosen; a group has its own number
-    uint32_t chunk = 1 << 20;  // bytes that one stream is given at a time, at most, or half as much again as the last
+    uint32_t chunk = 1 << 20;  // bytes that one stream is given at a time, at most; the last of a message may be half as large again
     int64_t timeout = 10 * kSecond;  // that an outage may last
     bool timeout_given = false;  // by the user; a group has another default
     int64_t connect_timeout = 60 * kSecond;
@@ -31,7 +31,7 @@ struct Settings {
 
 // From BAGUA_NET_STREAMS, _CHUNK (bytes), _EAGER, _HELPERS, _TIMEOUT, _CONNECT_TIMEOUT (seconds), _CRC and _ZERO_COPY
 // (0, 1), _CONGESTION, _SECRET_FILE and _INTERFACES; where the last is not set, NCCL_SOCKET_IFNAME is used.
-// NCCL_SOCKET_FAMILY restricts the addresses. A value that is not allowed is an error of one line.
+// NCCL_SOCKET_FAMILY restricts the addresses. A value that is not allowed is an error of one line, and changes nothing.
 Status read_settings(Settings* settings, std::vector<Interface>* interfaces);
 
 }  // namespace bagua

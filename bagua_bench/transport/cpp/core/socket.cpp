@@ -64,6 +64,13 @@ bool usable(const ifaddrs& entry, int family) {
     return family == AF_UNSPEC || family == own;
 }
 
+// Whether there is an interface beside loopback's and docker's.
+bool has_network(const ifaddrs* entries) {
+    for (const ifaddrs* e = entries; e; e = e->ifa_next)
+        if (usable(*e, AF_UNSPEC) && chosen(e->ifa_name, e->ifa_flags & IFF_LOOPBACK, "")) return true;
+    return false;
+}
+
 }  // namespace
 
 Socket::~Socket() {
@@ -125,9 +132,10 @@ std::vector<Interface> find_interfaces(const std::string& names, int family) {
     ifaddrs* entries = nullptr;
     if (getifaddrs(&entries) != 0) return found;
     const size_t limit = names.empty() ? 1 : kMaxInterfaces;
+    const bool network = has_network(entries);
     for (const ifaddrs* e = entries; e && found.size() < limit; e = e->ifa_next) {
-        if (!usable(*e, family) || !chosen(e->ifa_name, e->ifa_flags & IFF_LOOPBACK, names)) continue;
         const std::string name = e->ifa_name;
+        if (!usable(*e, family) || !chosen(name, network && e->ifa_flags & IFF_LOOPBACK, names)) continue;
         if (std::any_of(found.begin(), found.end(), [&](const Interface& i) { return i.name == name; })) continue;
         Interface interface{name, pci_of(name), {}, speed_of(name)};
         const size_t size = e->ifa_addr->sa_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
@@ -138,12 +146,12 @@ std::vector<Interface> find_interfaces(const std::string& names, int family) {
     return found;
 }
 
-std::string interface_names() {
+std::string interface_names(int family) {
     std::set<std::string> names;
     ifaddrs* entries = nullptr;
     if (getifaddrs(&entries) != 0) return "unknown, " + error_text(errno);
     for (const ifaddrs* e = entries; e; e = e->ifa_next)
-        if (usable(*e, AF_UNSPEC)) names.insert(e->ifa_name);
+        if (usable(*e, family)) names.insert(e->ifa_name);
     freeifaddrs(entries);
     std::string text;
     for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;

@@ -54,12 +54,12 @@ struct Interface {
 
 // The interfaces that `names` chooses, at most kMaxInterfaces, in the machine's order. `names` is a comma-separated
 // list of prefixes; a leading "=" makes them exact names, a leading "^" excludes them. If it is empty, the choice is
-// the first interface that is up and neither loopback nor docker's. Loopback must be named. `family` is AF_INET,
-// AF_INET6 or AF_UNSPEC.
+// the first interface that is up and neither loopback nor docker's. Where there is no such interface at all, loopback
+// counts as one; otherwise it must be named. `family` is AF_INET, AF_INET6 or AF_UNSPEC.
 std::vector<Interface> find_interfaces(const std::string& names, int family);
 
-// All that are up and have an address, for an error.
-std::string interface_names();
+// All that are up and have an address of this family, for an error.
+std::string interface_names(int family);
 
 // A listening, non-blocking socket on exactly this address, any port.
 Status listen_on(const Interface& interface, Socket* out, Address* bound);

@@ -66,8 +66,8 @@ struct Stream {
     bool closed = false;  // by the peer; there may still be bytes to read
     bool ended = false;  // closed, and all bytes are read
     int awaited = 1;  // bytes that the kernel should have before it wakes us
-    // The header at hand belongs to a message that is not posted yet; it did so when it came.
-    bool parked = false, early = false;
+    bool parked = false;  // the header at hand belongs to a message that was not posted when we looked last
+    bool early = false;  // nor when it came, for which it was counted
     Outgoing out;
     Incoming in;
     Pace pace;

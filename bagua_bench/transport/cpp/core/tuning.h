@@ -25,7 +25,7 @@ struct Tuning {
     static constexpr int64_t kTrialNs = 250 * kMillisecond;  // of waiting messages, at least, for a measurement ...
     static constexpr double kTrialRoundTrips = 4;  // ... and so many round trips
     static constexpr size_t kGrowth = 4;  // times as many streams are tried
-    static constexpr size_t kLeastFewer = 8, kMostFewer = 4;  // without an eighth to a quarter of them
+    static constexpr size_t kLeastFewer = 8, kMostFewer = 4;  // divisors: a trial leaves out an eighth to a quarter
     static constexpr double kLeastGain = 1.1, kSpare = 1.25;  // of the rate by them, and streams beyond its proportion
     static constexpr double kTrialGain = 0.25;  // of what the rate would gain in proportion to the streams
     static constexpr double kLeastKept = 0.97;  // of the rate by fewer
@@ -101,8 +101,8 @@ struct Tuning {
     // How an outage is told from the end of a path: socket.cpp, pulse.cpp.
     static constexpr int64_t kRetryNs = kSecond;  // between TCP's attempts while the peer is cut off, at most
     static constexpr int64_t kGraceNs = 5 * kSecond / 2;  // until data moves after an outage: two attempts, and some
-    // Between nudges (sender.h), and without an acknowledgement until the first one, or two round trips. A peer may
-    // delay one for longer, but then a nudge is superfluous and costs a header.
+    // Between nudges (sender.h), and without an acknowledgement until the first one: this, or two round trips. A peer may
+    // delay an acknowledgement for longer; a nudge is then superfluous and costs one header.
     static constexpr int64_t kNudgeNs = 20 * kMillisecond;
     static constexpr double kNudgeRoundTrips = 2;
     static int64_t nudge_after(double round_trip) {
