@@ -20,8 +20,9 @@ def _late(comm: TorchComm) -> list[dict[str, float]]:
     """Counters of the streams to a rank that takes one message after another when all have been sent."""
     group = dist.new_group(backend="bagua_net")
     if comm.rank == 0:
-        for work in [dist.isend(torch.full((_NUMBERS,), float(k)), 1, group=group) for k in range(_MESSAGES)]:
-            work.wait()
+        for sent in [dist.isend(torch.full((_NUMBERS,), float(k)), 1, group=group) for k in range(_MESSAGES)]:
+            assert sent is not None
+            sent.wait()
         return []
     time.sleep(0.3)
     places, coming = [torch.empty(_NUMBERS) for _ in range(_MESSAGES)], []
@@ -29,6 +30,7 @@ def _late(comm: TorchComm) -> list[dict[str, float]]:
         coming.append(dist.irecv(place, 0, group=group))
         time.sleep(0.02)
     for number, (place, work) in enumerate(zip(places, coming, strict=True)):
+        assert work is not None
         work.wait()
         assert (place == number).all()
     found: list[dict[str, float]] = group.report(0, 1)
