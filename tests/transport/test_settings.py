@@ -13,15 +13,14 @@ import pytest
 from bagua_bench.transport import native
 from tests.catalogue import HOME
 
+_OPEN = "from bagua_bench.transport import native; native.Group(0, 2)"
+
 
 @pytest.fixture(autouse=True)
 def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith(("BAGUA_NET_", "NCCL_SOCKET_")):
             monkeypatch.delenv(name)
-
-
-_OPEN = "from bagua_bench.transport import native; native.Group(0, 2)"
 
 
 @pytest.mark.usefixtures("built")

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 #include <type_traits>
+#include <utility>
 
 #include "tuning.h"
 

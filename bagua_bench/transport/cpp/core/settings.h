@@ -15,7 +15,7 @@ struct Settings {
     static constexpr int kAutomatic = 0;
     int streams = 4;  // kAutomatic: the connecting side chooses by the path's round trip
     int most_streams = 64;  // that are chosen; a group has its own number
-    uint32_t chunk = 1 << 20;  // bytes that one stream is given at a time, at most; the last of a message may be half as large again
+    uint32_t chunk = 1 << 20;  // bytes that one stream is given at a time; half as many again at the end of a message
     int64_t timeout = 10 * kSecond;  // that an outage may last
     bool timeout_given = false;  // by the user; a group has another default
     int64_t connect_timeout = 60 * kSecond;
