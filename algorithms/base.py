@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -204,12 +204,15 @@ class Algorithm(ABC):
     """Seconds between two rounds of an algorithm that runs ASYNC."""
 
     def __new__(cls: type[Own], *args: Any, **kwargs: Any) -> Own:
-        """Note the arguments, by which ranks compare their algorithms. ValueError for one that is out of its bounds."""
+        """Note the arguments, by which ranks compare their algorithms. ValueError for one that is not allowed."""
         made = super().__new__(cls)
         made._given = (args, kwargs)
         hints = get_type_hints(cls.__init__, include_extras=True)
         for name, value in inspect.signature(cls.__init__).bind(made, *args, **kwargs).arguments.items():
-            for bound in getattr(hints.get(name), "__metadata__", ()):
+            hint = hints.get(name)
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                raise ValueError(f"{name}={value}: allowed: {', '.join(map(str, get_args(hint)))}")
+            for bound in getattr(hint, "__metadata__", ()):
                 if isinstance(bound, Least) and value < bound.value:
                     raise ValueError(f"{name}={value}: must be at least {bound.value}")
                 if isinstance(bound, Above) and value <= bound.value:

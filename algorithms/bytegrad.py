@@ -20,13 +20,13 @@ class ByteGrad(Algorithm):
         hierarchical: bool = True,
         compress_single_rank: bool = False,
     ) -> None:
+        self.hierarchical = hierarchical
         self.exchange = partial(
             c_lp_s,
             codec=MinMaxUInt8(),
             average=average,
-            hierarchical=hierarchical,
             compress_single_rank=compress_single_rank,
         )
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
-        self.exchange(bucket.grad, comm)
+        self.exchange(bucket.grad, comm, hierarchical=self.hierarchical)

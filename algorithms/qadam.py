@@ -39,10 +39,9 @@ class QAdam(Algorithm):
         hierarchical: bool = True,
         compress_single_rank: bool = False,
     ) -> None:
-        average = partial(c_lp_s, codec=CODECS[codec](), hierarchical=hierarchical)
-        self.average = partial(average, compress_single_rank=compress_single_rank)
-        memory = partial(error_memory, hierarchical=hierarchical, alone=compress_single_rank)
-        self.memory = partial(memory, feedback=error_feedback)
+        self.hierarchical = hierarchical
+        self.average = partial(c_lp_s, codec=CODECS[codec](), compress_single_rank=compress_single_rank)
+        self.memory = partial(error_memory, feedback=error_feedback, alone=compress_single_rank)
         stages = (bias_correction, freeze_after, weight_decay_stage)
         given = {"lr": lr, "betas": betas and tuple(betas), "eps": eps, "weight_decay": weight_decay}
         self.take_over = partial(QAdamOptimizer.instead_of, given=given, warmup_steps=warmup_steps, stages=stages)
@@ -57,13 +56,13 @@ class QAdam(Algorithm):
         self.trained = cast(QAdamOptimizer, optimizer)
         for bucket in buckets:
             self.trained.link(bucket)
-            bucket.state = self.memory(bucket.weight, comm)
+            bucket.state = self.memory(bucket.weight, comm, hierarchical=self.hierarchical)
 
     def communicate(self, bucket: Bucket, comm: Comm, step: int) -> None:
         if not self.consumes_gradients(step):
             return c_fp_s(bucket.grad, comm)
         m, errors = self.trained.update_momentum(bucket), errors_of(bucket.state)
-        return self.average(m, comm, errors=errors, elements=bucket.elements)
+        return self.average(m, comm, errors=errors, elements=bucket.elements, hierarchical=self.hierarchical)
 
     def finish(self, bucket: Bucket, step: int) -> None:
         self.trained.taken = step - 1

@@ -50,7 +50,7 @@ class QAdamOptimizer(Adam):
         self.warmup_steps = warmup_steps
         bias_correction, freeze_after, weight_decay_stage = stages
         self.drift = bias_correction == "drift"
-        self.last_update = warmup_steps if freeze_after == "warmup" else warmup_steps - 1
+        self.last_update = warmup_steps if freeze_after == "warmup" else max(1, warmup_steps - 1)
         self.decays_always = weight_decay_stage == "both"
         self.taken = 0
         """Steps taken, which determine the stage; the algorithm sets it, so that both are in the same stage."""

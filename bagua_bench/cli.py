@@ -25,7 +25,7 @@ VERBS = {
     "compare": Verb("bagua_bench.analysis.compare", "two cells or sets of them: what differs, and by how much"),
     "export": Verb("bagua_bench.analysis.export", "records as a table: export results --to runs.csv"),
     "simulate": Verb("bagua_bench.calibrate", "calibrate and validate the simulator; profile a machine"),
-    "network": Verb("bagua_bench.network", "build an emulated network, probe it, measure its accuracy"),
+    "network": Verb("bagua_bench.network", "how exactly this machine emulates networks: network accuracy"),
     "overhead": Verb(
         "bagua_bench.overhead", "an algorithm's time and memory beside DDP's, no network between: overhead time"
     ),

@@ -21,7 +21,7 @@ _ELEMENTS = 3e6  # of a scale model that two cores can train
 def commands(answer: Answer, arguments: Sequence[str]) -> list[str]:
     """Two that emulate the first and DDP at its best on this machine, with the model and network of `arguments`.
 
-    The cluster is not larger than 4 servers of 1 rank, and the model a scale model.
+    The cluster is not larger than 4 servers of 1 rank, or one of each site, and the model a scale model.
     """
     rows = [answer.first, *([] if answer.rival is None or _is_first(answer) else [answer.rival])]
     return [
@@ -75,7 +75,7 @@ def _changed(cell: Cell) -> Mapping[str, Any]:
 def _where(base: Cell, arguments: Sequence[str]) -> Iterator[str]:
     """Mode, model, network and a cluster that this machine can emulate."""
     yield "mode=emulate"
-    left_out = ("mode", "cluster", "transport", "compute.shrink", "compute.haste")
+    left_out = ("mode", "cluster", "transport", "compute.shrink", "compute.haste", "network.software_delay")
     for text in arguments:
         key = text.partition("=")[0].lstrip("+~")
         if not any(key == own or key.startswith(f"{own}.") for own in left_out):
@@ -83,7 +83,8 @@ def _where(base: Cell, arguments: Sequence[str]) -> Iterator[str]:
     if base.network.bandwidth is None:
         cluster = cluster_of(base)
         yield f"network.bandwidth={units.text(8 * cluster.physics.line, units.BITS_PER_SECOND)}"
-    yield f"cluster.servers={min(max(base.cluster.servers, 2), _MOST_SERVERS)}"
+    servers, sites = min(max(base.cluster.servers, 2), _MOST_SERVERS), base.network.sites
+    yield f"cluster.servers={max(sites, servers - servers % sites)}"
     yield "run.steps=5"
     yield f"compute.shrink={_rounded(max(1.0, layers_of(base.task).elements / _ELEMENTS)):g}"
 

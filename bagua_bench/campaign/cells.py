@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, product
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,15 +18,17 @@ from bagua_bench.configuration.selection import Selection
 def expand(campaign: DictConfig, overrides: Sequence[str]) -> list[Cell]:
     """The resolved cells of a campaign: every combination of its axes.
 
-    `overrides` are the user's; one that names an axis replaces it. `campaign.only` leaves those with its settings.
-    ConfigError for a campaign without rounds, with an axis that has no points, or without a cell that has the settings.
+    `overrides` are the user's. One of what an axis varies takes the axis's place; where its points set other keys as
+    well, it chooses among them. `campaign.only` leaves the cells with its settings. ConfigError for a campaign without
+    rounds, with an axis that has no points, or without what was chosen.
     """
     if campaign.rounds < 1:
         raise ConfigError(f"campaign.rounds={campaign.rounds}: must be at least 1")
-    given = {text.partition("=")[0].lstrip("+~") for text in overrides}
-    axes = [points for axis in campaign.axes if _key(points := _points(axis)) not in given]
     user = [text for text in overrides if not text.startswith("campaign")]
-    cells = [compose_cell([*campaign.overrides, *chain(*chosen), *user]) for chosen in product(*axes)]
+    given = {key.lstrip("+~"): value for key, _, value in (text.partition("=") for text in user)}
+    axes = [points for axis in campaign.axes if (points := _chosen(_points(axis), given))]
+    made = [compose_cell([*campaign.overrides, *chain(*chosen), *user]) for chosen in product(*axes)]
+    cells = list({cell.id: cell for cell in made}.values())  # where an override leaves no difference
     if campaign.only is None:
         return cells
     try:
@@ -59,6 +61,13 @@ def _swept(axis: str) -> list[list[str]]:
     return [[f"{override.key_or_group}={value}"] for value in override.sweep_string_iterator()]
 
 
-def _key(points: list[list[str]]) -> str:
-    """The first key that an axis varies."""
-    return points[0][0].partition("=")[0]
+def _chosen(points: list[list[str]], given: Mapping[str, str]) -> list[list[str]]:
+    """The points of an axis that go with the user's value of the first key it varies; none: the value replaces it."""
+    key = points[0][0].partition("=")[0]
+    if key not in given or all(len(point) == 1 for point in points):
+        return [] if key in given else points
+    wanted = f"{key}={given[key]}"
+    if found := [point for point in points if point[0] == wanted]:
+        return found
+    known = ", ".join(dict.fromkeys(point[0].partition("=")[2] for point in points))
+    raise ConfigError(f"{wanted}: the campaign sets more with each value; allowed: {known}")

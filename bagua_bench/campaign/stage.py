@@ -13,6 +13,7 @@ from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import is_shaped
 from bagua_bench.launch import crew, joined
 from bagua_bench.launch.elastic import run_elastic
+from bagua_bench.launch.failures import RunFailed
 from bagua_bench.launch.local import Watch, workers
 from bagua_bench.launch.shaped import Shaped, shaped
 from bagua_bench.machine.scale import scale_model
@@ -40,7 +41,10 @@ class Stage:
         if cell.mode == "simulate":
             from bagua_bench.simulate.run import simulate
 
-            return simulate(cell)
+            try:
+                return simulate(cell)
+            except ValueError as error:  # an option or a model that only its own code can judge
+                raise RunFailed(str(error)) from error
         where, cell = place(cell), scale_model(proposed(cell))
         if joined.is_joined():
             return crew.lead(cell, watch)

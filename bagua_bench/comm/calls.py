@@ -71,8 +71,7 @@ def barrier(comm: CountedComm | None = None) -> None:
 
 def send(x: Tensor, dst: int, comm: CountedComm | None = None) -> None:
     """Send x to rank `dst`, which receives it; a call of these two alone. Return when x may be changed again."""
-    with _bytes(x) as data:
-        _of(comm).send_receive([(dst, data)], [])
+    _of(comm).send_receive([(dst, _as_bytes(x.detach()))], [])
 
 
 def recv(x: Tensor, src: int, comm: CountedComm | None = None) -> None:
@@ -83,15 +82,19 @@ def recv(x: Tensor, src: int, comm: CountedComm | None = None) -> None:
 
 def broadcast(x: Tensor, src: int = 0, comm: CountedComm | None = None) -> None:
     """Overwrite x with rank src's x."""
-    with _bytes(x) as data:
-        _of(comm).broadcast(data, src)
+    comm = _of(comm)
+    if comm.rank == src:
+        comm.broadcast(_as_bytes(x.detach()), src)
+    else:
+        with _bytes(x) as data:
+            comm.broadcast(data, src)
 
 
 def broadcast_coalesced(tensors: Sequence[Tensor], src: int = 0, comm: CountedComm | None = None) -> None:
     """Overwrite each tensor with rank src's, all in one message."""
-    flat = [x.detach().contiguous().view(-1).view(torch.uint8) for x in tensors]
-    joined = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
-    _of(comm).broadcast(joined, src)
+    comm, flat = _of(comm), [x.detach().contiguous().view(-1).view(torch.uint8) for x in tensors]
+    joined = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device=comm.device)
+    comm.broadcast(joined, src)
     for x, part in zip(tensors, joined.split([len(each) for each in flat]), strict=True):
         x.detach().copy_(part.clone().view(x.dtype).view(x.shape))
 
@@ -100,11 +103,11 @@ def broadcast_object(thing: Any = None, src: int = 0, comm: CountedComm | None =
     """Return rank src's object, which can be pickled; the others' is not looked at."""
     comm = _of(comm)
     data = torch.frombuffer(bytearray(pickle.dumps(thing if comm.rank == src else None)), dtype=torch.uint8)
-    length = torch.tensor([len(data)])
+    length = torch.tensor([len(data)], device=comm.device)
     comm.broadcast(length, src)
-    data = data if comm.rank == src else torch.empty(int(length), dtype=torch.uint8)
+    data = data.to(comm.device) if comm.rank == src else length.new_empty(int(length), dtype=torch.uint8)
     comm.broadcast(data, src)
-    return thing if comm.rank == src else pickle.loads(data.numpy().tobytes())
+    return thing if comm.rank == src else pickle.loads(data.cpu().numpy().tobytes())
 
 
 def scatter(rows: Tensor | None, like: Tensor, src: int = 0, comm: CountedComm | None = None) -> Tensor:
@@ -238,9 +241,11 @@ def all_to_all_v(x: Tensor, counts: Sequence[int], comm: CountedComm | None = No
     Entries have the same type and shape on all ranks, their numbers may differ.
     """
     comm = _of(comm)
+    if not x.dim():
+        raise ValueError("all_to_all_v: shape (); expected (entries, ...)")
     if len(counts) != comm.size or sum(counts) != len(x) or min(counts) < 0:
         raise ValueError(f"all_to_all_v: counts={list(counts)}: {comm.size} numbers that sum up to {len(x)}")
-    asked = all_to_all(torch.tensor(counts), comm).tolist()
+    asked = all_to_all(torch.tensor(counts, device=x.device), comm).tolist()
     parts = x.detach().split(list(counts))
     out = [x.new_empty((count, *x.shape[1:])) for count in asked]
     out[comm.rank].copy_(parts[comm.rank])
@@ -283,7 +288,7 @@ def _as_bytes(x: Tensor) -> Tensor:
 
 @contextmanager
 def _bytes(x: Tensor) -> Iterator[Tensor]:
-    """The bytes of x, to be read and written."""
+    """The bytes of x, to be overwritten."""
     data = x.detach().contiguous()
     yield data.view(-1).view(torch.uint8)
     if data.data_ptr() != x.data_ptr():

@@ -29,6 +29,11 @@ class CountedComm(ABC):
         self._renewed: CountedComm | None = None
 
     @property
+    def device(self) -> torch.device:
+        """Where a tensor can lie that it moves."""
+        return torch.device("cpu")
+
+    @property
     def sent(self) -> dict[str, float]:
         """Bytes this rank has sent so far among all ranks and in groups of them, inside its server, between leaders."""
         return {

@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import Store
 
 from algorithms.base import Message, Op
 from bagua_bench.comm.counted import CommError, CountedComm
+from bagua_bench.comm.servers import ranks_per_server
 
 _OPS = {
     Op.SUM: dist.ReduceOp.SUM,
@@ -99,11 +100,15 @@ class TorchComm(CountedComm):
     def default(cls) -> TorchComm:
         """Own groups over all ranks of the job, with its backend, time-out and torchrun's layout; collective.
 
-        RuntimeError if torch.distributed is not initialised.
+        RuntimeError if torch.distributed is not initialised, ValueError if servers have unequal numbers of ranks.
         """
         if not dist.is_initialized():
             raise RuntimeError("torch.distributed is not initialised: call torch.distributed.init_process_group first")
-        return cls.create(dist.get_backend(), _timeout(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        return cls.create(dist.get_backend(), _timeout(), ranks_per_server(_timeout()))
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device()) if self._backend == "nccl" else torch.device("cpu")
 
     def another(self) -> TorchComm:
         """A new communicator among the same ranks, which ends with whoever asked for it; collective."""

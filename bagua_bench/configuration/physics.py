@@ -92,7 +92,8 @@ class Physics:
     servers: Positive = 5e9
     """Rate of a parameter server's software."""
     uncertainty: NotNegative = 0.25
-    """Relative error that 90 % of the calibration's points stay within when left out of a fit; or a guess."""
+    """Relative error that 90 % of the fitted points stay within, widened by what the fit gained from its parameters; or
+    a guess."""
     servers_window: Positive = 16 * 2**20
     """Bytes that a worker may have in flight to all parameter servers together: its credit."""
     partition: Positive = 4_096_000.0

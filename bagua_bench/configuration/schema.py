@@ -106,7 +106,7 @@ class ElasticKeys:
 
     every: int = 10  # steps from one checkpoint to the next
     keep: int = 2  # checkpoints
-    servers: int = 1  # with fewer it waits
+    servers: int = 1  # with fewer it fails
     restarts: int = 3  # of one server's ranks, after failures
     regroup: bool = False  # go on without a restart where the algorithm can
     folder: Optional[str] = None  # noqa: UP045  of the checkpoints; null: a temporary one

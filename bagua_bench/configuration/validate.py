@@ -15,6 +15,7 @@ from bagua_bench.configuration import (
     network_settings,
     own_model,
     physics,
+    units,
 )
 from bagua_bench.configuration.cell import Cell
 from bagua_bench.configuration.network_shape import AUTO, INT8, MOST_STREAMS, SLOWEST
@@ -28,6 +29,7 @@ def validate(cell: Cell) -> None:
     """Raise ConfigError, one line that names key, value and what is allowed, for the first problem."""
     for rule in (
         _constructors,
+        _amounts,
         _ranges,
         _compute,
         _algorithm,
@@ -66,6 +68,17 @@ def _constructors(cell: Cell) -> Iterator[str]:
                 yield f"{group}.{key}={_text(value)}: no such key; allowed in {group}: {', '.join(accepted)}"
             elif problem := accepted[key].problem(value):
                 yield f"{group}.{key}={_text(value)}: {problem}"
+
+
+def _amounts(cell: Cell) -> Iterator[str]:
+    """Options of an algorithm that are texts with units."""
+    declared, options = facts.algorithm(cell.algo), cell.algo.options
+    for keys, known in ((declared.in_bytes, units.BYTES), (declared.in_time, units.SECONDS)):
+        for key in (key for key in keys if isinstance(options.get(key), str)):
+            try:
+                units.parse(f"algo.{key}", options[key], known)
+            except ValueError as error:
+                yield str(error)
 
 
 def _ranges(cell: Cell) -> Iterator[str]:

@@ -39,7 +39,7 @@ class Checkpoints:
         place, first = self._folder / f"step-{engine.steps:09d}", engine.comm.rank == 0
         with engine.paused():
             if first:
-                self._clear(place)  # of what a rank that ended has left
+                self._clear(place, *self._unfinished())  # of what a rank that ended has left
             engine.comm.barrier()
             engine.save(place, {"extra": dict(extra or {}), "random": _random(engine.comm.size)})
             engine.comm.barrier()
@@ -69,6 +69,9 @@ class Checkpoints:
     def complete(self) -> list[Path]:
         """The folders of the complete ones, oldest first."""
         return sorted(path for path in self._folder.glob("step-*") if checkpoint.is_complete(path))
+
+    def _unfinished(self) -> list[Path]:
+        return [path for path in self._folder.glob("step-*") if not checkpoint.is_complete(path)]
 
     def _clear(self, *places: Path) -> None:
         """Remove checkpoints; none of them looks complete while parts of it are gone."""

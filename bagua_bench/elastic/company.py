@@ -72,7 +72,8 @@ class Company:
 
     def _mean(self, tensor: Tensor, number: int, trained: bool, first: int) -> None:
         if not tensor.is_floating_point():
-            self.comm.broadcast(flat := tensor.contiguous(), first)
+            flat = tensor.contiguous()
+            self.comm.broadcast(flat.view(-1).view(torch.uint8), first)  # not every backend moves every type
             tensor.copy_(flat)
             return
         total = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True).contiguous()

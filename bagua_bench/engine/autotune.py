@@ -39,6 +39,7 @@ class Autotune:
     was made with. A value that is missing is the engine's (of an empty one all are); one that cannot be had, the
     nearest that can.
     scale: how many times smaller the model is than the one that sizes are said of (a scale model).
+    ValueError, one line, for a number below 1.
     """
 
     max_samples: int = 30
@@ -47,6 +48,11 @@ class Autotune:
     seed: int = 0
     first: Sequence[Values] = ()
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_samples", "sample_steps", "warmup_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
 
 
 class Tunable(Protocol):
@@ -95,7 +101,7 @@ class Tuner:
             once = [values for number, values in enumerate(first) if values not in first[:number]]
             self._search = Search(self.space, asked.seed, once, self._alike)
         self._ready: dict[str, None] = {}
-        self._began: Any = None
+        self._began: Any = None  # the last forward, or the end of the step before: a compiled model tells of no forward
         self._spans: list[tuple[Any, Any]] = []
         self._ends: list[int] = []
         self._steps = 0
@@ -125,12 +131,14 @@ class Tuner:
 
     def step_ends(self) -> None:
         """Between two steps. Collective where a sample ends."""
-        if self.done or self._began is None:
+        if self.done:
             return
-        self._spans.append((self._began, stamp(self._device)))
+        if self._began is not None:
+            self._spans.append((self._began, stamp(self._device)))
         self._steps += 1
         if self._steps == self._due:
             self._next()
+        self._began = stamp(self._device)
 
     def _next(self) -> None:
         """End the warm-up or a sample; take the next setting, or the best."""

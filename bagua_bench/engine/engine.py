@@ -89,15 +89,21 @@ class Engine(Saved):
             raise ValueError(f"algorithm={algorithm}: expected an algorithm, such as GradientAllReduce()")
         self.module = self.model = model
         self.algorithm, self.consensus = algorithm, algorithm.consensus
-        self.comm = TorchComm.default() if comm is None else comm
+        given = optimizers[0] if len(optimizers) == 1 else Several(optimizers)
+        self.optimizer = replaced(given, algorithm.optimizer)
+        if len(optimizers) > 1 and self.optimizer is not given:
+            raise ValueError(f"optimizer: {len(optimizers)} of them; {type(algorithm).__name__} takes the place of one")
+        try:
+            self.comm = TorchComm.default() if comm is None else comm
+        except BaseException:
+            algorithm.stop(unfused(self.optimizer))
+            raise
         self._owns_comm = comm is None
         self.plan = Plan(algorithm, self.comm, bucket_size, channels, least_bucket, lanes, shares_cores)
         self._overlap, self._broadcasts, self._perform = overlap, broadcast_buffers, perform
         self._forward_hook: RemovableHandle | None = None
         self._tuner: Tuner | None = None
         self._guards: list[RemovableHandle] = []
-        given = optimizers[0] if len(optimizers) == 1 else Several(optimizers)
-        self.optimizer = replaced(given, algorithm.optimizer)
         try:
             self._attach()
             self._start()

@@ -57,8 +57,8 @@ class Saved(Stepper):
         """ValueError, one line, if `load_state_dict` cannot take this."""
         if problem := state.problem(self.buckets, self._names, saved):
             raise ValueError(f"checkpoint: {problem}")
-        own = (self.comm.rank, self.comm.size)
-        if (saved["rank"], saved["ranks"]) != own and (self.consensus > 0 or any(b.state for b in self.buckets)):
+        own, alike = (self.comm.rank, self.comm.size), not any(b.state or b.each for b in self.buckets)
+        if (saved["rank"], saved["ranks"]) != own and (self.consensus > 0 or not alike):
             raise ValueError(
                 f"checkpoint: it is rank {saved['rank']}'s of {saved['ranks']}, this is rank {own[0]} of {own[1]}, and "
                 "with this algorithm ranks differ; use engine.save(folder) and engine.load(folder), or begin anew"

@@ -33,12 +33,11 @@ def main() -> int:
         run = "-m algo=ddp,bytegrad" if arguments.campaign == records.ADHOC else f"campaign={arguments.campaign}"
         print(f"{path}: there are no records; run python -m bagua_bench {run}", file=sys.stderr)
         return 2
-    found = records.latest(records.read([path]))
-    if not found:
-        print(f"{path}: no run of this campaign is done", file=sys.stderr)
-        return 2
     module = import_module(module_of(arguments.campaign))
     try:
+        found = records.latest(records.read([path]))
+        if not found:
+            raise ValueError("no run of this campaign is done")
         data = module.table(runs.selected(found, arguments.only))
     except ValueError as error:
         print(f"{path}: {error}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -31,10 +31,10 @@ def selected(records: Sequence[Record], wanted: Sequence[str]) -> list[Record]:
         key = key if key in known else f"{key}.name"
         if not equals or key not in known:
             raise ValueError(f"{text}: expected KEY=VALUE; the runs differ in {', '.join(_differing(records))}")
-        values = {display.shown(key, config[key]) for config in flat if key in config}
+        values = [_shown(key, config) for config in flat]
         if value not in values:
-            raise ValueError(f"{text}: no such run; there are {key}={','.join(sorted(values))}")
-        kept = [record for record, config in zip(kept, flat, strict=True) if display.shown(key, config[key]) == value]
+            raise ValueError(f"{text}: no such run; there are {key}={','.join(sorted({*filter(None, values)}))}")
+        kept = [record for record, found in zip(kept, values, strict=True) if found == value]
     return kept
 
 
@@ -93,6 +93,14 @@ def _is_sweep(records: Sequence[Record], cells: dict[str, Cell]) -> bool:
     except ValueError:
         return False
     return len({(cell.algo.name, quantity.value(cell)) for cell in cells.values()}) == len(cells)
+
+
+def _shown(key: str, config: Mapping[str, object]) -> str | None:
+    """A value as in a command; None where the configuration has no such key."""
+    if key not in config:
+        return None
+    value = config[key]
+    return str(value).lower() if isinstance(value, bool) else display.shown(key, value)
 
 
 def _differing(records: Sequence[Record]) -> list[str]:

@@ -125,7 +125,8 @@ def draw(data: pd.DataFrame, axes: Axes) -> None:
     points = sorted(set(data[quantity.label]))
     axes.set_xticks(points, [f"{x:g}" for x in points])
     axes.minorticks_off()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 5 * low else range(1, 10)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     factor = data["scale_model"].iloc[0]
     if factor != 1 and quantity is QUANTITIES[0]:

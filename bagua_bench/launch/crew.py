@@ -34,7 +34,9 @@ def lead(cell: Cell, watch: Watch) -> Result:
     from bagua_bench.worker.progress import Progress
     from bagua_bench.worker.rank import train
 
-    store, number = _store(), next(_NUMBERS)
+    store = _store()
+    _refuse_unequal(store, cell.run.timeout)
+    number = next(_NUMBERS)
     store.set(f"cell-{number}", json.dumps(cell.to_json()))
     try:
         result = train(cell, Progress(watch))
@@ -61,7 +63,9 @@ def follow() -> int:
     """Run what rank 0 hands over, as any other rank; the exit code that rank 0 gives."""
     try:
         joined.enter()
-    except ValueError:  # rank 0 says so
+    except ValueError as error:  # rank 0 says so, too, unless its own server is in order
+        if os.environ.get("LOCAL_RANK") == "0":
+            print(f"rank {os.environ['RANK']}: {error}", file=sys.stderr)
         return 2
     try:
         return _follow()
@@ -81,6 +85,7 @@ def _follow() -> int:
 
     try:
         store = _store()
+        store.set(f"local-{os.environ['RANK']}", os.environ["LOCAL_WORLD_SIZE"])
         for number in _NUMBERS:
             store.wait([f"cell-{number}"], _WAIT)
             given = json.loads(store.get(f"cell-{number}"))
@@ -91,6 +96,20 @@ def _follow() -> int:
     except (DistNetworkError, DistStoreError):
         print(f"rank {os.environ['RANK']}: rank 0 has ended without a word", file=sys.stderr)
     return 1
+
+
+def _refuse_unequal(store: Store, timeout: float) -> None:
+    """RunFailed if some server has another number of ranks than rank 0's, or a rank has not come within `timeout` s."""
+    from torch.distributed import DistStoreError
+
+    own, others = os.environ["LOCAL_WORLD_SIZE"], range(1, int(os.environ["WORLD_SIZE"]))
+    for rank in others:
+        try:
+            store.wait([f"local-{rank}"], timedelta(seconds=timeout))
+        except DistStoreError:
+            raise RunFailed(f"rank {rank} of the job has not come within {timeout:g} s") from None
+        if (theirs := store.get(f"local-{rank}").decode()) != own:
+            raise RunFailed(f"LOCAL_WORLD_SIZE={own} at rank 0, but {theirs} at rank {rank}: must be equal everywhere")
 
 
 def _take_part(cell: Cell, store: Store, number: int) -> None:

@@ -34,13 +34,15 @@ def enter(env: MutableMapping[str, str] = os.environ) -> tuple[int, int]:
     """Translate Slurm's variables to torchrun's, and limit threads; return servers and ranks per server.
 
     It must come before torch is imported, which reads how many threads it may have. ValueError if the job's tasks are
-    not spread equally over its nodes.
+    not spread equally over its nodes, or where a launcher has set RANK and not all else that torchrun sets.
     """
     if "RANK" not in env:
         env["RANK"], env["WORLD_SIZE"] = env["SLURM_PROCID"], env["SLURM_STEP_NUM_TASKS"]
         env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"] = env["SLURM_LOCALID"], str(_tasks_per_node(env))
         env.setdefault("MASTER_ADDR", first_host(env["SLURM_STEP_NODELIST"]))
         env.setdefault("MASTER_PORT", str(_port(int(env["SLURM_JOB_ID"]), int(env["SLURM_STEP_ID"]))))
+    if missing := [name for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE") if name not in env]:
+        raise ValueError(f"RANK={env['RANK']}: {' and '.join(missing)} must be set, too, as torchrun does")
     world, local = int(env["WORLD_SIZE"]), int(env["LOCAL_WORLD_SIZE"])
     if world % local:
         raise ValueError(f"WORLD_SIZE={world}: must be a multiple of LOCAL_WORLD_SIZE={local}")

@@ -82,7 +82,8 @@ class _Normalize(Function):
         mean, variance, count = _statistics(wide, comm)
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.eps, ctx.count, ctx.comm = eps, count, comm
-        y = F.batch_norm(wide, mean, variance, weight, bias, False, 0.0, eps).to(x.dtype)
+        scale, shift = _as(wide, weight, bias)
+        y = F.batch_norm(wide, mean, variance, scale, shift, False, 0.0, eps).to(x.dtype)
         total = torch.tensor(count, dtype=mean.dtype)
         ctx.mark_non_differentiable(mean, variance, total)
         return y, mean, variance, total
@@ -90,8 +91,9 @@ class _Normalize(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, *_: Any) -> Any:
-        x, weight, mean, variance = ctx.saved_tensors
+        x, given, mean, variance = ctx.saved_tensors
         wide, dy = (x.float(), dy.float()) if x.dtype in _HALF else (x, dy)
+        [weight] = _as(wide, given)
         if x.numel():
             fixed = (None, None, False, ctx.eps, [True, True, True])  # of a layer whose statistics are constants
             dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(dy, wide, weight, mean, variance, *fixed)
@@ -106,8 +108,13 @@ class _Normalize(Function):
             scale = scale * weight
         # dx - scale (by_mean + (x - mean) / deviation by_variance)
         dx = dx + _along(scale * slope, x) * (wide - _along(mean, x)) - _along(scale * by_mean, x)
-        affine = (dweight, dbias) if weight is not None else (None, None)
+        affine = (dweight.to(given.dtype), dbias.to(given.dtype)) if given is not None else (None, None)
         return dx.to(x.dtype), *affine, None, None
+
+
+def _as(x: Tensor, *given: Tensor | None) -> list[Tensor | None]:
+    """Weights in the type of x: torch's kernel mixes no others."""
+    return [None if each is None else each.to(x.dtype) for each in given]
 
 
 def _statistics(x: Tensor, comm: CountedComm) -> tuple[Tensor, Tensor, int]:
@@ -139,12 +146,20 @@ def synchronize_batch_norms(model: nn.Module, comm: CountedComm | None = None) -
     `nn.SyncBatchNorm`. comm: the ranks; by default all of the job. ValueError for a lazy layer that is not yet made.
     """
     comm = TorchComm.default() if comm is None else comm
-    return _converted(model, comm.another()) if comm.size > 1 else model
+    return _converted(model, comm.another(), {}) if comm.size > 1 else model
 
 
-def _converted(module: nn.Module, comm: CountedComm) -> nn.Module:
-    for name, child in module.named_children():
-        setattr(module, name, _converted(child, comm))
+def _converted(module: nn.Module, comm: CountedComm, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    """The module, or what takes its place; `done` has those that were met before, as one may have several names."""
+    if module not in done:
+        for name, child in module._modules.items():
+            if child is not None:
+                setattr(module, name, _converted(child, comm, done))
+        done[module] = _synchronized(module, comm)
+    return done[module]
+
+
+def _synchronized(module: nn.Module, comm: CountedComm) -> nn.Module:
     if not isinstance(module, _BatchNorm) or isinstance(module, SyncBatchNorm | nn.SyncBatchNorm):
         return module
     if isinstance(module, _LazyNormBase):

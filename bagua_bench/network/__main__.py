@@ -31,7 +31,7 @@ def main() -> int:
             for record in accuracy.measure(backend):
                 records.append(arguments.results / "accuracy.jsonl", record)
                 found.append(record)
-    except (ValueError, NetworkError) as error:
+    except (ValueError, OSError, NetworkError) as error:
         print(error, file=sys.stderr)
         return 2
     Console(width=110).print(table(found))

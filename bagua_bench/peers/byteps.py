@@ -23,6 +23,8 @@ class BytePS(Peer):
 
     def __init__(self, partition: str = "4MiB") -> None:
         self._partition = int(units.parse("algo.partition", partition, units.BYTES))
+        if self._partition < 1:
+            raise ValueError(f"algo.partition={partition}: must be at least 1B")
 
     def attach(self, model: nn.Module, optimizer: Optimizer, comm: CountedComm) -> Trainer:
         raise ValueError("algo=byteps: BytePS itself runs on no current torch; allowed: mode=simulate")

@@ -228,6 +228,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    if not given.out.parent.is_dir():
+        print(f"--out {given.out}: there is no folder {given.out.parent}", file=sys.stderr)
+        return 2
     present = sorted(path.parent.name for path in given.results.glob("*/records.jsonl"))
     missing = [name for name in given.campaigns if name not in present]
     if missing or not present:

@@ -23,7 +23,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "step_seconds": steps,
         "throughput": rate,
         "throughput_interval": stats.throughput_interval(samples, steps),
-        "epoch_seconds": result.samples_per_epoch / rate,
+        "epoch_seconds": result.samples_per_epoch / rate or None,
         "phase_seconds": {phase: _mean_phase(result, phase) for phase in PHASES},
         "bytes_per_step": [{k: v / len(steps) for k, v in rank.sent.items()} for rank in ranks],
         "peak_memory": [rank.peak_memory for rank in ranks],

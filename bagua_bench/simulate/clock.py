@@ -229,7 +229,8 @@ class _Run:
         assert self._fusion is not None
         period = self._period(self._fusion)
         while self._pending:
-            tick = max(self._tick + period, *(self._lanes.end(k) for k in self._clock.classes))
+            first = min(at for at, _ in self._pending) if not period else 0.0
+            tick = max(self._tick + period, first, *(self._lanes.end(k) for k in self._clock.classes))
             if until is not None and tick > until:
                 return
             self._tick = tick
@@ -243,5 +244,5 @@ class _Run:
                 message += nbytes
             if message:
                 self._send([Collective("all_reduce", message, "flat")], [self._tick] * len(self._now))
-        if until is not None and not self._pending:
+        if period and until is not None and not self._pending:
             self._tick = max(self._tick, until - until % period)

@@ -168,4 +168,4 @@ def _words(key: str, value: float) -> str:
         return units.text(int(value), units.BYTES)
     if key == "cluster.slow_ranks":
         return f"{value:g}"
-    return f"{value:.0%}" if key == "network.loss" else f"{value:,.0f}"
+    return f"{100 * value:.3g}%" if key == "network.loss" else f"{value:,.0f}"

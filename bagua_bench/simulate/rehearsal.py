@@ -44,7 +44,7 @@ def rehearse_scene(key: str) -> Program:
     component = build(scene.algo.target, scene.algo.options)
     servers, per_server = scene.servers, scene.per_server
     if isinstance(component, Peer):
-        return component.program(layers, servers, per_server, scene.steps + scene.untimed)
+        return component.program(layers, servers, per_server, scene.steps)
     try:
         kinds, steps = _ranks(scene, layers, scene.alike)
     except Unlike:

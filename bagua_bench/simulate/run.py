@@ -97,7 +97,7 @@ def _sending(cell: Cell, program: Program) -> Sending | None:
 def _averaging(timing: Timing) -> Averaging:
     if not timing.rounds:
         return Averaging(0, None, None)
-    return Averaging(timing.rounds, timing.round_seconds, timing.staleness)
+    return Averaging(timing.rounds, timing.round_seconds if timing.rounds > 1 else None, timing.staleness)
 
 
 def with_rounds(program: Program, cluster: Cluster, compute: Compute, least: int) -> Program:

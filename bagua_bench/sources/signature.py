@@ -18,6 +18,8 @@ class Argument:
 
     types: tuple[str, ...]
     choices: tuple[object, ...]
+    items: tuple[Argument, ...] = ()
+    """What a list holds; empty where it may hold anything."""
     least: float | None = None
     above: float | None = None
 
@@ -25,6 +27,8 @@ class Argument:
         """Whether a plain value from a configuration file fits."""
         if self.choices:
             return value in self.choices
+        if isinstance(value, list) and self.items:
+            return len(value) == len(self.items) and all(map(Argument.accepts, self.items, value))
         kinds = {"NoneType" if value is None else type(value).__name__}
         if kinds == {"int"}:
             kinds.add("float")
@@ -45,6 +49,8 @@ class Argument:
             return "one of " + ", ".join("null" if choice is None else str(choice) for choice in self.choices)
         names = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "a text", "list": "a list"}
         names["NoneType"] = "null"
+        if self.items:
+            names["list"] = f"[{', '.join(map(str, self.items))}]"
         return " or ".join(names.get(name, name) for name in self.types)
 
 
@@ -98,10 +104,12 @@ def _argument(annotation: ast.expr | None) -> Argument:
         elements = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
         return Argument((), tuple(ast.literal_eval(element) for element in elements))
     if isinstance(annotation, ast.Subscript):
-        return Argument(("list",), ())
+        fixed = ast.unparse(annotation.value) == "tuple" and isinstance(annotation.slice, ast.Tuple)
+        items = getattr(annotation.slice, "elts", []) if fixed and "..." not in ast.unparse(annotation) else []
+        return Argument(("list",), (), tuple(map(_argument, items)))
     if isinstance(annotation, ast.BinOp):
         left, right = _argument(annotation.left), _argument(annotation.right)
-        return Argument(left.types + right.types, left.choices + right.choices)
+        return Argument(left.types + right.types, left.choices + right.choices, left.items + right.items)
     if isinstance(annotation, ast.Constant) and annotation.value is None:
         return Argument(("NoneType",), ())
     return Argument((annotation.id,) if isinstance(annotation, ast.Name) else (), ())

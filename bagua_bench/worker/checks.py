@@ -56,11 +56,12 @@ def _equal_digests(own: bytes | None) -> bool:
 def _consensus_distance(params: list[Tensor]) -> float:
     away, own = 0.0, 0.0
     for p in params:
-        mean = p.double().cpu()
+        values = p.double().cpu()
+        mean = values.clone()  # of float64 on a CPU, `values` are the model's own
         dist.all_reduce(mean)
         mean /= dist.get_world_size()
-        away += float((p.double().cpu() - mean).square().sum())
-        own += float(p.double().square().sum())
+        away += float((values - mean).square().sum())
+        own += float(values.square().sum())
     worst, norms = torch.tensor([math.sqrt(away), math.sqrt(own)], dtype=torch.float64).split(1)
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     dist.all_reduce(norms)

@@ -80,7 +80,8 @@ class LoadBalancedSampler(Sampler[int]):
             order = torch.randperm(count, generator=generator)  # ties, and what is left out, differ between epochs
         order = order[: rows * ranks]
         order = order[torch.argsort(work[order], stable=True)]
-        groups = order.repeat(-(-rows * ranks // len(order)))[: rows * ranks].view(rows, ranks)
+        copies = torch.arange(rows * ranks - len(order)) % len(order)  # of the lightest, beside them
+        groups = order[torch.cat([copies, torch.arange(len(order))]).sort().values].view(rows, ranks)
         if self.shuffle:
             groups = groups[torch.randperm(rows, generator=generator)]
         turns = (torch.arange(ranks) + torch.arange(rows)[:, None]) % ranks

@@ -11,7 +11,7 @@ from bagua_bench.campaign.cells import expand
 from bagua_bench.configuration import conf_folder, schema
 from bagua_bench.configuration.compose import compose_cell
 from bagua_bench.configuration.conf_folder import FOLDER
-from bagua_bench.configuration.resolve import resolve
+from bagua_bench.configuration.resolve import ConfigError, resolve
 from bagua_bench.configuration.validate import validate
 from bagua_bench.sources.signature import arguments
 from tests.catalogue import composed, every_option, options, resolved, runnable, trained
@@ -59,6 +59,34 @@ def test_a_campaign_can_be_limited_to_some_settings() -> None:
         cells = expand(chosen, ["campaign=one_channel", only])
     assert len(cells) == 2 * 2 * 2, "both algorithms on the two networks of 5 ms, with one channel and several"
     assert {(cell.algo.name, cell.network.latency) for cell in cells} == {("qadam", 5e-3), ("bytegrad", 5e-3)}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "bandwidths", "algorithms", "hastes"),
+    [
+        ("tradeoff_bandwidth", ["network.bandwidth=4gbit", "algo=bytegrad"], {4e9}, {"bytegrad"}, {4.0}),
+        ("peers", ["task=vgg16", "algo=horovod"], {10e9, 100e9}, {"horovod"}, {1.0, 0.5}),
+        ("quick", ["algo=zero"], {None}, {"zero"}, {1.0}),
+    ],
+)
+def test_who_chooses_one_point_of_an_axis_gets_all_that_belongs_to_it(
+    name: str, given: list[str], bandwidths: set[float | None], algorithms: set[str], hastes: set[float]
+) -> None:
+    chosen = composed(f"campaign={name}", *given).campaign
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        cells = expand(chosen, [f"campaign={name}", *given])
+    assert {cell.network.bandwidth for cell in cells} == bandwidths
+    assert {cell.algo.name for cell in cells} == algorithms and {cell.haste for cell in cells} == hastes
+    assert len({cell.id for cell in cells}) == len(cells)
+
+
+def test_an_override_that_leaves_no_difference_leaves_one_cell() -> None:
+    channels, peers = composed("campaign=channels").campaign, composed("campaign=peers").campaign
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        every, few = (expand(channels, ["campaign=channels", *more]) for more in ([], ["run.channels=1"]))
+        assert len(every) > len(few) == len({cell.id for cell in few})
+        with pytest.raises(ConfigError, match=r"task=resnet50: .* more with each value; allowed: bert_large, vgg16"):
+            expand(peers, ["campaign=peers", "task=resnet50"])
 
 
 def test_an_option_that_only_an_axis_brings_can_be_selected() -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from hydra import initialize_config_dir
 
-from bagua_bench.advise import candidates, prepare, ranking, reasons, words
+from bagua_bench.advise import candidates, checks, prepare, ranking, reasons, words
 from bagua_bench.advise.assumptions import assumptions
 from bagua_bench.campaign.cells import expand
 from bagua_bench.configuration import conf_folder
 from bagua_bench.configuration.cell import Cell
+from bagua_bench.configuration.validate import validate
 from bagua_bench.results import records
 from bagua_bench.simulate.run import simulate
 from tests.catalogue import composed, declared, options, resolved
@@ -189,6 +190,15 @@ def test_sites_are_in_the_question_and_in_the_answer(tmp_path: Path) -> None:
     assert asked.returncode == 0, asked.stderr
     assert " between the sites" in next(line for line in asked.stdout.splitlines() if line.startswith("turns:"))
     assert "network.sites=2 network.wan.bandwidth=1gbit network.wan.latency=15ms" in asked.stdout, "in the check"
+
+
+@pytest.mark.parametrize(("servers", "sites", "checked"), [(6, 3, 3), (6, 2, 4), (5, 5, 5), (9, 1, 4)])
+def test_the_check_has_as_many_servers_in_every_site(servers: int, sites: int, checked: int) -> None:
+    given = ["network.bandwidth=25gbit", f"network.sites={sites}", "network.software_delay=true"]
+    base = resolved(*BASE, f"cluster.servers={servers}", *given)
+    asked = list(checks._where(base, given))
+    assert f"cluster.servers={checked}" in asked and "network.software_delay=true" not in asked
+    validate(resolved("task=vgg16", *asked))
 
 
 def test_a_line_between_sites_slows_a_step_down() -> None:

@@ -19,6 +19,7 @@ from bagua_bench.configuration.schema import (
     TransportKeys,
     TuneKeys,
 )
+from bagua_bench.results import records
 from tests.integration.cli import bench
 
 SIM = "mode=simulate"
@@ -122,6 +123,9 @@ ERRORS = [  # arguments, and what the line must contain: key, value and allowed 
     ([SIM, "cluster.physics.window=-1"], ["cluster.physics.window=-1", "must be positive"]),
     ([SIM, "cluster.physics.process=-1"], ["cluster.physics.process=-1", "must be positive"]),
     ([SIM, "cluster.physics.foo=1"], ["cluster.physics.foo=1", "no such key; allowed: call"]),
+    ([SIM, "algo=byteps", "algo.partition=4x"], ["algo.partition=4x", "a number and a unit (B, kB"]),
+    ([SIM, "algo=horovod", "algo.cycle_time=5x"], ["algo.cycle_time=5x", "(us, ms, s, min)"]),
+    ([SIM, "algo=qadam", "algo.betas=[0.9]"], ["algo.betas=[0.9]", "expected [a number, a number]"]),
     ([SIM, "network=1gbit", "network.loss=50%"], ["network.loss=50%", "up to 10%"]),
     (["cluster.slow_ranks.1=nan"], ["cluster.slow_ranks.1=nan", "at least 1"]),
     (["cluster.slow_ranks.2=2"], ["cluster.slow_ranks.2", "0 to 1"]),
@@ -186,3 +190,19 @@ def test_help_lists_the_options_and_says_what_they_mean() -> None:
     }
     keys = {f"{group}.{field.name}" for group, schema in groups.items() for field in fields(schema)}
     assert explained == keys | {"mode"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["algo=byteps", "algo.partition=0B"], "algo.partition=0B: must be at least 1B"),
+        (["task=own", "task.model=torchvision:nosuch"], "nosuch"),
+    ],
+)
+def test_what_only_its_own_code_can_judge_is_a_failed_run_with_the_reason(
+    tmp_path: Path, arguments: list[str], reason: str
+) -> None:
+    done = bench(tmp_path, SIM, *arguments, "run.results=own")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    [record] = records.read([tmp_path / "own" / "runs" / "records.jsonl"])
+    assert record["status"] == "failed" and reason in record["reason"]

@@ -55,6 +55,12 @@ def test_it_shows_every_record_and_refers_to_nothing_outside(tmp_path: Path) -> 
         assert part in text
 
 
+def test_a_folder_that_is_not_there_is_said_before_anything_is_drawn(tmp_path: Path) -> None:
+    done = command("--out", str(tmp_path / "missing" / "x.html"), cold=True)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "there is no folder" in done.stderr
+
+
 def test_nothing_to_show(tmp_path: Path) -> None:
     done = command("quick", "--results", str(tmp_path), cold=True)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from itertools import pairwise
 from pathlib import Path
 
@@ -202,6 +203,24 @@ def test_inside_slurm_the_command_joins_the_job(tmp_path: Path) -> None:
         assert [task.wait(PATIENCE) for task in tasks] == [0, 0]
     [record] = recorded(tmp_path)
     assert (record["status"], record["ranks"]) == ("done", 2)
+
+
+def test_a_job_with_unequal_servers_ends_with_the_reason(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    with Path(os.devnull).open("wb") as nothing, (tmp_path / "said").open("wb") as said:
+        tasks = []
+        for rank, local in (("0", "1"), ("1", "2")):
+            env = {**meeting, "RANK": rank, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": local}
+            cells = ("-m", *TINY, "algo=ddp,bytegrad")
+            tasks.append(warm.start(tmp_path, *COMMAND[1:], *cells, out=nothing, err=said, env=env))
+        assert [task.wait(PATIENCE) for task in tasks] == [1, 1]
+    assert "without a word" not in (tmp_path / "said").read_text()
+    found = recorded(tmp_path)
+    assert [record["status"] for record in found] == ["failed"] * 2
+    for record in found:
+        assert record["reason"] == "LOCAL_WORLD_SIZE=1 at rank 0, but 2 at rank 1: must be equal everywhere"
 
 
 def test_a_campaign_resumes_where_it_stopped(tmp_path: Path) -> None:

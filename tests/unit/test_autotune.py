@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from algorithms.async_model_average import AsyncModelAverage
 from algorithms.base import Algorithm, Bucket, Comm
+from algorithms.bytegrad import ByteGrad
 from algorithms.gradient_allreduce import GradientAllReduce
+from algorithms.qadam import QAdam
 from bagua_bench.advise.proposals import proposed
 from bagua_bench.comm import CountedComm
 from bagua_bench.configuration.resolve import ConfigError
@@ -423,3 +426,49 @@ def test_nothing_is_kept_of_the_buckets_before() -> None:
     """Tuning with a large model ran out of memory: in cycles, and in channels that had nothing to send any more."""
     for held in run("gloo", 2, _rebuilt):
         assert max(held) - min(held) < 40_000, "less than a bucket"
+
+
+@pytest.mark.parametrize("name", ["max_samples", "sample_steps", "warmup_steps"])
+def test_there_is_something_to_try(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=0: must be at least 1"):
+        Autotune(**{name: 0})  # type: ignore[arg-type]
+
+
+def without_a_forward(comm: CountedComm) -> Study | None:
+    """Nobody calls the model itself, as where it is compiled."""
+    model, asked = layers(), Autotune(max_samples=3, sample_steps=2, warmup_steps=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Engine(model, optimizer, GradientAllReduce(), comm, autotune=asked) as engine:
+        for _ in range(20):
+            sum(p.square().sum() for p in model.parameters()).backward()  # type: ignore[union-attr]
+            engine.step()
+        assert not engine.tuning
+        return engine.study
+
+
+def test_steps_are_timed_without_a_forward_of_the_model() -> None:
+    first, _ = run("threads", 2, without_a_forward)
+    assert len(first.trials) == 3 and all(trial.score > 0 for trial in first.trials)
+
+
+def without_hierarchy(comm: CountedComm, make: Callable[[], Algorithm]) -> tuple[dict[str, float], Values]:
+    """Tuned to send between all ranks, though it was made to send between servers."""
+    model = layers()
+    asked = Autotune(max_samples=1, sample_steps=1, warmup_steps=1, first=[{"hierarchical": 0}])
+    with Engine(model, torch.optim.Adam(model.parameters(), lr=1e-6), make(), comm, autotune=asked) as engine:
+        for _ in range(6):
+            model(torch.ones(1, 32)).sum().backward()
+            engine.step()
+        before = engine.sent()
+        model(torch.ones(1, 32)).sum().backward()
+        engine.step()
+        assert engine.study is not None
+        return {key: value - before[key] for key, value in engine.sent().items()}, engine.study.best
+
+
+@pytest.mark.parametrize("make", [ByteGrad, partial(QAdam, warmup_steps=1)], ids=["bytegrad", "qadam"])
+def test_hierarchy_of_compressed_exchanges_is_tuned(make: Callable[[], Algorithm]) -> None:
+    found = run("threads", 4, without_hierarchy, make, per_server=2)
+    assert found[0][1]["hierarchical"] == 0
+    for sent, _ in found:
+        assert sent["flat"] > 0 and sent["intra"] == sent["inter"] == 0

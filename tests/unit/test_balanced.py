@@ -230,3 +230,15 @@ def test_batches_of_similar_length_hold_the_same_samples(lengths: list[int], siz
         return sum(size * max(lengths[i] for i in batch) for batch in cut)
 
     assert padded(batches) <= padded([list(batch) for batch in in_order(size)(indices)])
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 10_000), min_size=2, max_size=60, unique=True), st.integers(2, 9))
+def test_the_lightest_come_twice_beside_their_like(complexities: list[int], ranks: int) -> None:
+    """Every group is a piece of the sorted list in which the first ones stand twice."""
+    own = [list(sampler) for sampler in samplers(complexities, ranks, shuffle=False)]
+    groups = [sorted(complexities[index] for index in group) for group in zip(*own, strict=True)]
+    copies = len(own[0]) * ranks - len(complexities)
+    if copies <= len(complexities):
+        ordered = sorted([*complexities, *sorted(complexities)[:copies]])
+        assert groups == [ordered[k : k + ranks] for k in range(0, len(ordered), ranks)]

@@ -22,7 +22,7 @@ from bagua_bench.configuration import facts
 from bagua_bench.configuration.physics import Physics
 from bagua_bench.results import records
 from bagua_bench.results.provenance import HOME
-from bagua_bench.simulate.posterior import Posterior
+from bagua_bench.simulate.posterior import Posterior, _words
 from bagua_bench.simulate.run import simulate
 from tests.catalogue import resolved, with_physics
 
@@ -426,3 +426,7 @@ def test_wrong_arguments_are_one_line(
     assert main() == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+def test_a_small_loss_is_not_none() -> None:
+    assert _words("network.loss", 0.002) == "0.2%"

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua_bench.comm import calls
+from bagua_bench.comm.threads import ThreadComm
 from bagua_bench.comm.torch_groups import TorchComm
 from tests.catalogue import HOME
 from tests.ranks import run
@@ -219,3 +220,26 @@ def test_every_call_is_on_the_page() -> None:
     page = (HOME / "docs" / "communication.md").read_text()
     public = [name for name, made in vars(calls).items() if getattr(made, "__module__", "") == calls.__name__]
     assert [name for name in public if name[0] != "_" and f"`{name}(" not in page] == []
+
+
+def from_an_expanded_tensor(comm: TorchComm) -> list[float]:
+    """Senders only read."""
+    one, got = torch.tensor(3.0).expand(4), torch.zeros(4)
+    if comm.rank == 0:
+        calls.send(one, 1, comm)
+        calls.broadcast(one, 0, comm)
+    else:
+        calls.recv(got, 0, comm)
+        calls.broadcast(got.mul_(-1), 0, comm)
+    rows = calls.gather(one, 0, comm)
+    assert rows is None or rows.tolist() == [[3.0] * 4] * 2
+    return (one if comm.rank == 0 else got).tolist()
+
+
+def test_what_is_sent_may_be_expanded() -> None:
+    assert run("gloo", 2, from_an_expanded_tensor) == [[3.0] * 4] * 2
+
+
+def test_entries_need_a_dimension() -> None:
+    with pytest.raises(ValueError, match=r"all_to_all_v: shape \(\)"):
+        calls.all_to_all_v(torch.tensor(1.0), [1], ThreadComm.world(1)[0])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from algorithms.base import Bucket, Carry, Comm
 from algorithms.decentralized import Decentralized
 from algorithms.gradient_allreduce import GradientAllReduce
 from algorithms.low_precision_decentralized import LowPrecisionDecentralized
@@ -165,6 +167,22 @@ def test_another_rank_s_state_is_refused_where_ranks_differ(make: Make) -> None:
 def test_another_rank_s_state_fits_where_ranks_are_equal() -> None:
     saved = run("threads", 2, saved_state, GradientAllReduce)[0]
     assert run("threads", 2, of_rank_0, GradientAllReduce, saved) == [5, 5]
+
+
+class Remembering(GradientAllReduce):
+    """Each rank keeps something of its own for every parameter."""
+
+    carry: ClassVar = {"own": Carry.ZERO}
+
+    def start(self, buckets: Sequence[Bucket], comm: Comm, optimizer: torch.optim.Optimizer) -> None:
+        for bucket in buckets:
+            bucket.each["own"] = [torch.full_like(view, comm.rank) for view in bucket.views(bucket.grad)]
+
+
+def test_another_rank_s_state_is_refused_where_only_what_belongs_to_parameters_differs() -> None:
+    saved = run("threads", 2, saved_state, Remembering)[0]
+    own, other = outcomes("threads", 2, of_rank_0, Remembering, saved)
+    assert own == 5 and isinstance(other, ValueError) and "rank 0's of 2" in str(other)
 
 
 # -- all ranks in one folder ----------------------------------------------------------------------------------

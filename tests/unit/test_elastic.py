@@ -218,3 +218,20 @@ def test_a_record_without_it_says_nothing_of_it() -> None:
     cell = resolved("algo=gradient_allreduce", *ON, "elastic.outages=[1@5-20]")
     validate(cell)
     assert cell.to_json()["run"]["elastic"]["outages"] == [{"server": 1, "step": 5, "back": 20}]
+
+
+def half_done(comm: CountedComm, folder: Path) -> list[str]:
+    """A rank is lost in the middle of a checkpoint, and those that are left never come to that step again."""
+    net = network()
+    with Engine(net, sgd(net), GradientAllReduce(), comm) as engine:
+        kept = Checkpoints(folder)
+        (folder / "step-000000003").mkdir(exist_ok=True)
+        comm.barrier()
+        train(engine, comm, 5)
+        kept.save(engine)
+        comm.barrier()
+        return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_was_left_unfinished_goes_with_the_next(tmp_path: Path) -> None:
+    assert run("gloo", 2, half_done, tmp_path) == [["step-000000005"]] * 2

@@ -153,6 +153,23 @@ def test_runs_that_differ_in_several_things_have_a_bar_each() -> None:
         runs.table(found)
 
 
+def test_runs_are_selected_by_what_only_some_of_them_have() -> None:
+    found = campaign({"ddp": [10.0], "bytegrad": [20.0]})
+    found[0]["config"]["algo"]["bucket_cap_mb"] = 25
+    [ddp] = runs.selected(found, ["algo.bucket_cap_mb=25"])
+    assert ddp["config"]["algo"]["name"] == "ddp"
+    assert runs.selected(found, ["run.overlap=true"]) == found
+    with pytest.raises(ValueError, match=r"there are run\.overlap=true"):
+        runs.selected(found, ["run.overlap=false"])
+
+
+def test_records_of_another_kind_are_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "quick").mkdir()
+    (tmp_path / "quick" / "records.jsonl").write_text('{"schema": 999}\n')
+    done = python(tmp_path, "-m", "bagua_bench.figures", "quick", "--results", str(tmp_path))
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and "999" in done.stderr
+
+
 @pytest.mark.parametrize(("name", "message"), [("nothing", "allowed: "), ("quick", "there are no records")])
 def test_command_errors(tmp_path: Path, name: str, message: str) -> None:
     done = python(tmp_path, "-m", "bagua_bench.figures", name, "--results", str(tmp_path))

@@ -84,3 +84,8 @@ def test_node_lists() -> None:
     assert joined.first_host("gpu[003-007,9],cpu1") == "gpu003"
     assert joined.first_host("node7,node8") == "node7"
     assert joined.first_host("n-[1,3]") == "n-1"
+
+
+def test_a_launcher_sets_all_that_torchrun_does() -> None:
+    with pytest.raises(ValueError, match="RANK=0: WORLD_SIZE and LOCAL_WORLD_SIZE must be set, too"):
+        joined.enter({"RANK": "0"})

@@ -231,3 +231,24 @@ def hierarchical_pairs(comm: CountedComm, steps: int) -> Tensor:
             model(torch.from_numpy(gradient(comm.rank // 2, k))).backward()
             engine.step()
     return model.x.detach().clone()
+
+
+def warm_for_one_step(comm: CountedComm) -> tuple[Tensor, Tensor]:
+    found = []
+    for freeze_after in ("warmup", "warmup_minus_one"):
+        model = nn.Linear(3, 2)
+        nn.init.constant_(model.weight, 0.5)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        algorithm = QAdam(warmup_steps=1, freeze_after=freeze_after)  # type: ignore[arg-type]
+        with Engine(model, optimizer, algorithm, comm) as engine:
+            for step in range(3):
+                model(torch.full((1, 3), 1.0 + step)).sum().backward()
+                engine.step()
+        found.append(model.weight.detach().clone())
+    return found[0], found[1]
+
+
+def test_the_second_moment_is_updated_at_least_once() -> None:
+    for first, second in run("threads", 2, warm_for_one_step):
+        torch.testing.assert_close(first, second)
+        assert not torch.equal(first, torch.full((2, 3), 0.5))

@@ -137,3 +137,8 @@ def test_comparable() -> None:
     for key, value in (("source", "published"), ("machine", {**new()["machine"], "fingerprint": "x"})):
         with pytest.raises(ValueError, match=key):
             records.comparable([new(), {**new(), key: value}], [])
+
+
+def test_an_epoch_of_unknown_length_takes_an_unknown_time() -> None:
+    assert summarise(RESULT)["epoch_seconds"] > 0
+    assert summarise(replace(RESULT, samples_per_epoch=0))["epoch_seconds"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from algorithms.async_model_average import AsyncModelAverage
 from algorithms.codecs.kernels import kernels_for
 from algorithms.decentralized import Decentralized
 from algorithms.gradient_allreduce import GradientAllReduce
+from algorithms.qadam import QAdam
 from algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_bench.comm import CommError, CountedComm
 from bagua_bench.comm.threads import ThreadComm
@@ -24,6 +26,7 @@ from bagua_bench.engine.state import mean
 from bagua_bench.results import provenance
 from bagua_bench.results.result import Averaging, Checks, RankResult, with_traffic
 from bagua_bench.worker.build import make_trainer
+from bagua_bench.worker.checks import check_replicas
 from tests.catalogue import resolved
 from tests.ranks import outcomes, run
 
@@ -192,3 +195,44 @@ def test_a_run_with_too_few_averaging_rounds_is_wrong() -> None:
     found = with_traffic(PASSED, [a_rank(1.0)] * 2, 2, few, 3)
     assert not found.passed and found.reason is not None and found.reason.startswith("2 averaging rounds were applied")
     assert with_traffic(PASSED, [a_rank(1.0)] * 2, 2, enough, 3) == PASSED
+
+
+def test_a_value_that_is_none_of_the_choices() -> None:
+    with pytest.raises(ValueError, match="peers=shift-one: allowed: shift_one, all"):
+        Decentralized(peers="shift-one")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="freeze_after=x: allowed: warmup, warmup_minus_one"):
+        QAdam(freeze_after="x")  # type: ignore[arg-type]
+
+
+def test_an_algorithm_that_replaces_the_optimizer_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizers = [torch.optim.Adam(part.parameters(), lr=0.1) for part in net]
+    monkeypatch.setattr(TorchComm, "default", lambda: pytest.fail("groups that nobody closes"))
+    with pytest.raises(ValueError, match="optimizer: 2 of them; QAdam takes the place of one"):
+        Engine(net, optimizers, QAdam(lr=0.1))
+    with pytest.raises(ValueError, match="its lr means nothing to QAdam"):
+        Engine(net, torch.optim.SGD(net.parameters(), lr=0.1), QAdam())
+
+
+def far_apart(comm: CountedComm) -> tuple[Checks, float]:
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    model.weight.data.fill_(1.0 + comm.rank)
+    return check_replicas(model, 0.1), float(model.weight)
+
+
+def test_replicas_of_float64_are_compared_and_stay_as_they_are() -> None:
+    """Weights of 1 and 2: 0.5 from their mean, and norms of 1.5 on average."""
+    for rank, (checks, weight) in enumerate(run("gloo", 2, far_apart)):
+        assert not checks.passed and checks.replicas == pytest.approx(0.5 / 1.5)
+        assert weight == 1.0 + rank
+
+
+def on_unequal_servers(comm: CountedComm) -> None:
+    os.environ["LOCAL_WORLD_SIZE"] = "122"[comm.rank]
+    TorchComm.default()
+
+
+def test_servers_have_equal_numbers_of_ranks() -> None:
+    for rank, error in enumerate(outcomes("gloo", 3, on_unequal_servers)):
+        said = f"LOCAL_WORLD_SIZE={'122'[rank]}: servers have [1, 2] ranks; all need the same number"
+        assert isinstance(error, ValueError) and str(error) == said

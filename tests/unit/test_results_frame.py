@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -329,10 +330,26 @@ def test_tensorboard_gets_curves_settings_and_results(tmp_path: Path) -> None:
     done = [record for record in found if record["result"] is not None]
     assert tensorboard.write(found, tmp_path) == len(done)
     for record in done[:3]:
-        name = f"{record['config']['algo']['name']}-{record['cell']}-{record['round']}"
+        at = datetime.fromisoformat(record["began"])
+        name = f"{record['config']['algo']['name']}-{record['cell']}-{record['round']}-{at:%Y%m%dT%H%M%S}"
         events = EventAccumulator(str(tmp_path / "quick" / name)).Reload()
         steps = [event.value for event in events.Scalars("step_seconds")]
         assert steps == pytest.approx(record["result"]["step_seconds"])
         assert [event.value for event in events.Scalars("loss")] == pytest.approx(record["result"]["losses"])
         assert events.Scalars("throughput")[0].value == pytest.approx(record["result"]["throughput"])
         assert "_hparams_/session_start_info" in events.summary_metadata
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_runs_of_one_cell_stay_apart_and_untimed_steps_come_before_the_timed_ones(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    record = next(one for one in records.read([QUICK / "records.jsonl"]) if one["result"] is not None)
+    record["config"]["run"]["untimed"] = 2
+    record["result"]["losses"] = [9.0, 8.0, *record["result"]["losses"]]
+    later = {**record, "began": "2027-01-02T03:04:05+00:00"}
+    assert tensorboard.write([record, later], tmp_path) == 2
+    folders = sorted((tmp_path / "quick").iterdir())
+    assert len(folders) == 2
+    events = EventAccumulator(str(folders[1])).Reload()
+    assert events.Scalars("step_seconds")[0].step == 3 and events.Scalars("loss")[0].step == 1

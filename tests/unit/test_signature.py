@@ -27,6 +27,13 @@ def test_what_an_argument_accepts() -> None:
     assert (str(optional), str(choice)) == ("a number or null", "one of a, b")
 
 
+def test_a_pair_has_two_numbers() -> None:
+    betas = arguments("algorithms.qadam.QAdam")["betas"]
+    assert betas.problem([0.9, 0.999]) == betas.problem(None) == ""
+    for wrong in ([0.9], [0.9, 0.99, 0.999], [0.9, "0.999"], 0.9):
+        assert betas.problem(wrong) == "expected [a number, a number] or null"
+
+
 @pytest.mark.parametrize("target", ["no.such.module.Thing", "algorithms.bytegrad.Thing", ""])
 def test_a_wrong_target_is_an_error(target: str) -> None:
     with pytest.raises(ValueError, match=f"_target_={target}"):

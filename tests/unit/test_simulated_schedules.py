@@ -15,7 +15,8 @@ from bagua_bench.machine.lookup import layers_of
 from bagua_bench.machine.program import Collective, Submit
 from bagua_bench.peers.ddp import DDP
 from bagua_bench.simulate.rehearsal import rehearse
-from bagua_bench.simulate.run import simulate
+from bagua_bench.simulate.run import _averaging, simulate
+from bagua_bench.simulate.timing import Timing
 from bagua_bench.worker.build import make_trainer
 from tests.catalogue import declared, resolved, runnable
 from tests.ranks import run
@@ -117,3 +118,23 @@ def test_bytes_are_those_of_the_real_run(name: str, per_server: int) -> None:
             assert rank == pytest.approx(expected)
         else:  # a tree's inner ranks forward more than its leaves
             assert rank["inter"] == pytest.approx(expected["inter"])
+
+
+def test_a_peer_s_untimed_steps_are_not_among_its_steps() -> None:
+    found = simulate(cell("task=vgg16", "algo=ddp", "run.steps=4", "run.untimed=1"))
+    assert len(found.ranks[0].seconds) == 4
+
+
+def test_horovod_without_a_cycle_sends_what_is_ready() -> None:
+    """Where nobody has to be asked, either: the ranks of one server."""
+    options = ("task=vgg16", "algo=horovod", "cluster.servers=1", "cluster.ranks_per_server=2")
+    none, short = (simulate(cell(*options, f"algo.cycle_time={time}")) for time in ("0ms", "0.001ms"))
+    took, expected = (found.ranks[0].seconds[-1]["step"] for found in (none, short))
+    assert took == pytest.approx(expected, rel=1e-2)
+
+
+def test_a_single_average_says_nothing_about_the_time_from_one_to_the_next() -> None:
+    timing = Timing(rounds=1, round_seconds=0.5, staleness=1.0)
+    assert _averaging(timing).round_seconds is None
+    timing.rounds = 2
+    assert _averaging(timing).round_seconds == 0.5

@@ -10,6 +10,7 @@ import pytest
 from bagua_bench.campaign import session
 from bagua_bench.configuration import facts
 from bagua_bench.configuration.cell import Job
+from bagua_bench.peers import build
 from tests.catalogue import resolved
 
 
@@ -25,3 +26,10 @@ def test_a_campaign_skips_what_is_not_installed(tmp_path: Path, monkeypatch: pyt
     skipped, done = map(json.loads, lines)
     assert (skipped["status"], skipped["result"], done["status"]) == ("skipped", None, "done")
     assert skipped["reason"].endswith("which is not installed: bagua-bench peers build horovod")
+
+
+def test_a_wheel_that_was_built_again_takes_the_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(build, "_pip", lambda *arguments: asked.append(arguments))
+    build.install(Path("horovod-0.28.1.whl"))
+    assert asked[-1] == ("install", "--force-reinstall", "--no-deps", "horovod-0.28.1.whl")

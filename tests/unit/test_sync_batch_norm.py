@@ -238,3 +238,32 @@ def test_impossible_combinations_are_one_line(overrides: list[str], message: str
     with pytest.raises(ConfigError, match=message) as caught:
         validate(resolved("task=resnet50", "task.sync_bn=true", *overrides))
     assert "\n" not in str(caught.value)
+
+
+def in_half_weights(comm: CountedComm, dtype: torch.dtype) -> list[Tensor]:
+    norm = synchronize_batch_norms(nn.BatchNorm1d(4).to(dtype), comm)
+    x = (torch.arange(16.0).view(4, 4) + 16 * comm.rank).to(dtype).requires_grad_()
+    norm(x).square().sum().backward()
+    assert x.grad is not None
+    found = [x.grad, *(p.grad for p in norm.parameters()), norm(x)]
+    assert all(each is not None and each.dtype is dtype for each in found)
+    return [each.detach().float() for each in found if each is not None]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_half_precision(dtype: torch.dtype) -> None:
+    found, whole = (run("threads", 2, in_half_weights, kind) for kind in (dtype, torch.float32))
+    for half, single in zip(found, whole, strict=True):
+        for own, expected in zip(half, single, strict=True):
+            torch.testing.assert_close(own, expected, rtol=2e-2, atol=5e-2)
+
+
+def under_two_names(comm: CountedComm) -> bool:
+    norm = nn.BatchNorm1d(2)
+    model = synchronize_batch_norms(nn.Sequential(norm, nn.ReLU(), norm), comm)
+    assert isinstance(model, nn.Sequential)
+    return type(model[0]) is SyncBatchNorm and model[2] is model[0]
+
+
+def test_a_layer_that_is_used_twice_is_one_layer() -> None:
+    assert run("threads", 2, under_two_names) == [True, True]
