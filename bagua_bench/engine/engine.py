@@ -89,10 +89,7 @@ class Engine(Saved):
             raise ValueError(f"algorithm={algorithm}: expected an algorithm, such as GradientAllReduce()")
         self.module = self.model = model
         self.algorithm, self.consensus = algorithm, algorithm.consensus
-        given = optimizers[0] if len(optimizers) == 1 else Several(optimizers)
-        self.optimizer = replaced(given, algorithm.optimizer)
-        if len(optimizers) > 1 and self.optimizer is not given:
-            raise ValueError(f"optimizer: {len(optimizers)} of them; {type(algorithm).__name__} takes the place of one")
+        self.optimizer = _chosen(optimizers, algorithm)
         try:
             self.comm = TorchComm.default() if comm is None else comm
         except BaseException:
@@ -278,3 +275,12 @@ class Engine(Saved):
                 data = tensor.contiguous()
                 self.comm.broadcast(data.view(-1).view(torch.uint8), 0)
                 tensor.copy_(data)
+
+
+def _chosen(optimizers: Sequence[Optimizer], algorithm: Algorithm) -> Optimizer:
+    """The optimizer to train with. ValueError where the algorithm would take the place of several."""
+    given = optimizers[0] if len(optimizers) == 1 else Several(optimizers)
+    chosen = replaced(given, algorithm.optimizer)
+    if len(optimizers) > 1 and chosen is not given:
+        raise ValueError(f"optimizer: {len(optimizers)} of them; {type(algorithm).__name__} takes the place of one")
+    return chosen
