@@ -73,8 +73,8 @@ PEERS = {"horovod": horovod}
 
 def install(wheel: Path) -> None:
     """Install a wheel and what it needs into this Python's environment."""
+    _pip("install", "--force-reinstall", "--no-deps", str(wheel))  # or pip keeps one of the same version
     _pip("install", str(wheel))
-    _pip("install", "--force-reinstall", "--no-deps", str(wheel))  # pip keeps one of the same version
 
 
 def _pip(*arguments: str, more: dict[str, str] | None = None) -> None:
