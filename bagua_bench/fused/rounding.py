@@ -37,7 +37,7 @@ def is_uniform(dtype: torch.dtype, device: torch.device) -> bool:
     x, y, z = (torch.randn(_PIECES * _LENGTH, generator=generator).to(device, dtype) for _ in range(3))
     z = z.abs().add(0.1)
     for operation in _OPERATIONS:
-        pieces = zip(*(part.split(_LENGTH) for part in (x, y, z)), strict=True)
-        if not torch.equal(operation(x, y, z), torch.cat([operation(*piece) for piece in pieces])):
+        pieces = zip(*(part.split(_LENGTH) for part in (operation(x, y, z), x, y, z)), strict=True)
+        if not all(torch.equal(whole, operation(*parts)) for whole, *parts in pieces):
             return False
     return True
