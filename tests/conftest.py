@@ -26,9 +26,10 @@ if gcov.ASKED in os.environ:
 if not torch.cuda.is_available():  # before Triton is imported and decides whether to interpret kernels
     os.environ["TRITON_INTERPRET"] = "1"
 
-# The suite draws the same examples every time; `make nightly` draws others, ten times as many. None has a deadline, as
-# the machine may be busy.
-settings.register_profile("suite", derandomize=True, deadline=None)
+# The suite begins with the same seed every time, but examples also depend on which modules are imported by then: what
+# fails is printed so that it can be repeated. `make nightly` draws others, ten times as many. None has a deadline: the
+# machine may be busy.
+settings.register_profile("suite", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("nightly", max_examples=2000, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("suite")
 
@@ -38,6 +39,10 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # Tests run side by side, and none of them says how fast anything is.
 os.environ["BAGUA_BENCH_TOGETHER"] = "1"
+
+# Nor does what is printed depend on whose terminal that is.
+for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
+    os.environ.pop(name, None)
 
 # As a background job of a shell, the tests ignore SIGINT and would pass that on to their child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from bagua_bench.comm import devices
 from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.gpu import cases, loss, parity
-from bagua_bench.transport import environment, native
+from bagua_bench.transport import abi, environment
 
 _TIMEOUT = 45.0  # seconds; shorter than a part's limit, so a rank itself says what it waits for
 _SHORT = {"lost": 10.0}  # where it has to pass
@@ -47,7 +47,7 @@ def _carried() -> int:
     """Bytes that NCCL sent through Bagua-Net's plugin, by its own count."""
     if os.environ.get("NCCL_NET") != environment.NCCL_NAME:
         return 0
-    return int(sum(stream["bytes_sent"] for streams in native.report_plugin().values() for stream in streams))
+    return int(sum(stream["bytes_sent"] for streams in abi.report_plugin().values() for stream in streams))
 
 
 if __name__ == "__main__":

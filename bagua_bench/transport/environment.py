@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from bagua_bench import libraries
 from bagua_bench.configuration.cell import TransportPart
-from bagua_bench.transport import joining, native
+from bagua_bench.transport import abi, joining
 
 NCCL_NAME = "BaguaNet"
 CHOICES = {"streams_2p": range(5), "chunk_2p": range(14, 24)}
@@ -57,7 +57,7 @@ def of_tuned(settings: Mapping[str, int]) -> dict[str, str]:
 
 def streams(transport: TransportPart) -> dict[str, list[dict[str, float]]] | None:
     """Counters of the NCCL plugin per comm and stream of this process; None with any other transport."""
-    return native.report_plugin() if transport.plugin else None
+    return abi.report_plugin() if transport.plugin else None
 
 
 def apply(transport: TransportPart) -> None:

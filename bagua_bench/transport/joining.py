@@ -27,7 +27,7 @@ def joined(store: Any, rank: int, size: int, timeout: float) -> Group:
     chosen, how = choices(), ""
     group = Group(rank, size)
     try:
-        group.join(_exchange(store, group, chosen), timeout)
+        group.join(_exchange(store, group, {**chosen, **group.agreement()}), timeout)
         if chosen[WIRE] == INT8:
             group.use_int8()
         if chosen[ORDER] == MEASURED and (found := order.settle(group, timeout)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,26 +27,48 @@ _MOST_KEPT = 2**28  # bytes
 _OF_PAIRS = ("SUM", "AVG")  # what is done to complex numbers as to their parts
 
 
+def checked(x: Tensor) -> Tensor:
+    """The same tensor; ValueError if the transport cannot move what it is of."""
+    if x.device.type != "cpu":
+        raise ValueError(f"{NAME} moves CPU tensors, not {x.device}; use nccl with transport=nccl_bagua_net")
+    if x.layout != torch.strided:
+        raise ValueError(f"{NAME} moves dense tensors, not {x.layout}; use gloo")
+    return x
+
+
+def check_rows(rows: Sequence[Tensor], x: Tensor, ranks: int) -> None:
+    """ValueError unless each of these ranks has a row for what this tensor is on its own."""
+    checked(x)
+    if len(rows) != ranks:
+        raise ValueError(f"{NAME}: {len(rows)} tensors to gather in: allowed: {ranks}, one per rank")
+    for row in rows:
+        found, allowed = (f"{one.numel()} elements of {one.dtype}" for one in (row, x))
+        if found != allowed:
+            raise ValueError(f"{NAME}: {found} to gather in: allowed: {allowed}, as those of the ranks")
+
+
+def overwrite(target: Tensor, source: Tensor) -> None:
+    """Copy: autograd has no part in it, whichever mode this thread is in, and either may be of inference."""
+    with torch.inference_mode():
+        target.copy_(source)
+
+
 class Dense:
     """Contiguous memory for a tensor: the tensor's own, or a copy that is stored back."""
 
     def __init__(self, x: Tensor, load: bool = True) -> None:
-        if x.device.type != "cpu":
-            raise ValueError(f"{NAME} moves CPU tensors, not {x.device}; use nccl with transport=nccl_bagua_net")
-        if x.layout != torch.strided:
-            raise ValueError(f"{NAME} moves dense tensors, not {x.layout}; use gloo")
-        self._x = x
+        self._x = checked(x)
         if x.is_contiguous() and not x.is_conj() and not x.is_neg():
             self.data = x
         else:
-            self.data = torch.empty(x.shape, dtype=x.dtype)
+            self.data = torch.empty(x.shape, dtype=x.dtype, device="cpu")
             if load:
-                self.data.copy_(x)
+                overwrite(self.data, x)
 
     def store(self) -> None:
         """Copy the result back into the tensor, if it was copied out."""
         if self.data is not self._x:
-            self._x.copy_(self.data)
+            overwrite(self._x, self.data)
 
     def __enter__(self) -> Tensor:
         return self.data
@@ -77,12 +99,6 @@ def shares_memory(x: Tensor, others: Iterable[Tensor]) -> bool:
     """Whether it is of the same storage as one of them."""
     own = x.untyped_storage().data_ptr()
     return any(other.untyped_storage().data_ptr() == own for other in others)
-
-
-def for_each(call: Callable[[Tensor], None], tensors: Iterable[Tensor]) -> None:
-    """Call it with each tensor."""
-    for x in tensors:
-        call(x)
 
 
 def as_real(x: Tensor) -> Tensor:

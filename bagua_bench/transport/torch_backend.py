@@ -14,7 +14,17 @@ from torch import Tensor
 from bagua_bench.transport.joining import joined
 from bagua_bench.transport.lane import Lane
 from bagua_bench.transport.native import ANY, NAME, Lossy, Piece
-from bagua_bench.transport.tensors import DTYPES, Dense, Room, as_real, for_each, numbers, numbers_of, shares_memory
+from bagua_bench.transport.tensors import (
+    Dense,
+    Room,
+    as_real,
+    check_rows,
+    checked,
+    numbers,
+    numbers_of,
+    overwrite,
+    shares_memory,
+)
 from bagua_bench.transport.tunable import Tunable
 from bagua_bench.transport.work import Job, Message, Together
 
@@ -26,8 +36,7 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
     """A process group; collective calls must come in the same order on all its ranks.
 
     `timeout` is how long a collective operation may go without moving a byte and, as with gloo, how long a message may
-    take once somebody waits for it. It is also how long an outage of the network may last, unless BAGUA_NET_TIMEOUT is
-    set.
+    take once somebody waits for it. It is also how long an outage may last, unless BAGUA_NET_TIMEOUT is set.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
@@ -41,18 +50,15 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         self._end = weakref.finalize(self, self._lane.end)
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Job:
-        """Reduce in place, to all."""
+        """Reduce each in place, to all."""
 
-        def one(x: Tensor) -> None:
-            kind = numbers_of(x, opts)
-            with Dense(as_real(x)) as data:
-                self._native.all_reduce(data.data_ptr(), data.numel(), *kind, self._limit(opts))
+        def run() -> None:
+            for x in tensors:
+                kind = numbers_of(x, opts)
+                with Dense(as_real(x)) as data:
+                    self._native.all_reduce(data.data_ptr(), data.numel(), *kind, self._limit(opts))
 
-        return self._run(lambda: for_each(one, tensors), tensors, opts)
-
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Job:
-        """Reduce several in place, to all."""
-        return self.allreduce(tensors, opts)
+        return self._run(run, tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Job:
         """Reduce in place, to the root."""
@@ -68,11 +74,12 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Job:
         """The root's tensor to all."""
 
-        def one(x: Tensor) -> None:
-            with Dense(x) as data:
-                self._native.broadcast(data.data_ptr(), data.nbytes, opts.rootRank, self._limit(opts))
+        def run() -> None:
+            for x in tensors:
+                with Dense(x) as data:
+                    self._native.broadcast(data.data_ptr(), data.nbytes, opts.rootRank, self._limit(opts))
 
-        return self._run(lambda: for_each(one, tensors), tensors, opts)
+        return self._run(run, tensors, opts)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Job:
         """Every rank's tensor to all, as a list."""
@@ -93,8 +100,9 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         return self._run(run, outputs, opts)
 
     def _gather_all(self, out: Sequence[Tensor], x: Tensor, opts: Any) -> None:
+        check_rows(out, x, self.size())
         dense = [Dense(o, load=False) for o in out]
-        dense[self.rank()].data.copy_(x)
+        overwrite(dense[self.rank()].data, x)
         self._native.all_gather([d.data.data_ptr() for d in dense], x.nbytes, self._limit(opts))
         for d in dense:
             d.store()
@@ -129,14 +137,13 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
     def _reduce_parts(self, output: Tensor, parts: Sequence[Tensor], opts: Any) -> None:
         if len(parts) != self.size():
             raise ValueError(f"{NAME}: {len(parts)} parts to reduce and scatter: allowed: {self.size()}, one per rank")
-        kind = numbers_of(parts[0], opts)
+        kind, shape = numbers_of(parts[0], opts), checked(output).shape
         room = self._room.of(sum(part.nbytes for part in parts))
-        with torch.no_grad():
-            copies = room.view(parts[0].dtype).view(len(parts), parts[0].numel())
-            for copy, part in zip(copies, parts, strict=True):
-                copy.copy_(part.reshape(-1))
-            self._native.reduce_scatter(copies.data_ptr(), as_real(copies)[0].numel(), *kind, self._limit(opts))
-            output.copy_(copies[self.rank()].view(output.shape))
+        copies = room.view(parts[0].dtype).view(len(parts), parts[0].numel())
+        for copy, part in zip(copies, parts, strict=True):
+            overwrite(copy, checked(part).reshape(-1))
+        self._native.reduce_scatter(copies.data_ptr(), as_real(copies)[0].numel(), *kind, self._limit(opts))
+        overwrite(output, copies[self.rank()].view(shape))
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Job:
         """Several `reduce_scatter_single`."""
@@ -182,7 +189,7 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         """Send tensors to some ranks and receive tensors from some; what goes to this rank itself is copied."""
         own = self.rank()
         if own in sends and shares_memory(sends[own], receives.values()):  # it would be overwritten meanwhile
-            receives[own].copy_(sends[own])
+            overwrite(receives[own], sends[own])
             sends, receives = ({r: x for r, x in of.items() if r != own} for of in (sends, receives))
         sources = {r: Dense(x).data for r, x in sends.items()}
         targets = {r: Dense(x, load=False) for r, x in receives.items()}
@@ -197,13 +204,11 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> Message:
         """Messages between two ranks arrive in the order in which they were sent; tags must agree."""
-        (x,) = tensors
-        data = Dense(x).data
-        return self._message(dst, True, data, tag, lambda: None)
+        return self._message(dst, True, Dense(tensors[0]).data, tag, lambda: None)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> Message:
-        """Receive what `send` sends."""
-        dense = Dense(tensors[0], load=False)
+        """Receive what `send` sends, or less; the rest of the tensor stays as it is."""
+        dense = Dense(tensors[0])
         return self._message(src, False, dense.data, tag, dense.store)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Message:
@@ -214,17 +219,13 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         return self.recv(tensors, ANY, tag)
 
     def _message(self, peer: int, sending: bool, data: Tensor, tag: int, finish: Callable[[], None]) -> Message:
-        number = self._native.start(Piece(peer, sending, data.data_ptr(), data.nbytes), tag)
-
-        def done(data: Tensor = data) -> None:  # keeps the memory alive until then
-            finish()
-
-        return self._started(Message(self._native, number, self._timeout, done))
+        number = self._native.start(Piece(peer, sending, data.data_ptr(), data.nbytes), tag, data)
+        return self._started(Message(self._native, number, self._timeout, finish))
 
     def barrier(self, opts: Any = None) -> Job:
         """Nobody returns before all have called."""
-        token = torch.zeros(1, dtype=torch.uint8)
-        kind = (DTYPES[token.dtype], 0)
+        token = torch.zeros(1, dtype=torch.uint8, device="cpu")
+        kind = numbers(token, "SUM")
         return self._run(lambda: self._native.all_reduce(token.data_ptr(), 1, *kind, self._limit(opts)), [], opts)
 
     def abort(self) -> None:
@@ -232,7 +233,7 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         self._native.abort()
 
     def shutdown(self) -> None:
-        """Close the connections once all operations that were started have ended."""
+        """Close the connections once all operations that were started have ended, and all waits for messages."""
         self._end()
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -291,6 +292,7 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         given = opts.timeout.total_seconds() if opts is not None else 0.0
         return given if given > 0 else self._timeout
 
+    allreduce_coalesced = allreduce
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single

@@ -113,24 +113,50 @@ class Message(Work):
         super().__init__()
         self._group, self._number, self._timeout = group, number, timeout
         self._finish = finish
+        self._lock = threading.Lock()  # whoever sees the end first concludes it
+        self._ended = False
+        self._error: RuntimeError | None = None
         self._peer: int | None = None
+
+    def __del__(self) -> None:
+        if not self._ended:
+            self._group.drop(self._number)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until it has ended; RuntimeError if it failed or took too long."""
         seconds = timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else self._timeout
         if not self._poll(seconds):
             raise RuntimeError(f"bagua_net message: timed out after {seconds} s")
+        if self._error is not None:
+            raise self._error
         return True
 
     def _poll(self, seconds: float) -> bool:
-        if self._peer is None and (peer := self._group.wait(self._number, seconds)) is not None:
-            self._peer = peer
+        if not self._ended and self._group.ended(self._number, seconds):
+            with self._lock:
+                if not self._ended:
+                    self._conclude()
+        return self._ended
+
+    def _conclude(self) -> None:
+        try:
+            self._peer = self._group.result(self._number)
             self._finish()
-        return self._peer is not None
+        except RuntimeError as error:
+            self._error = error
+        self._ended = True
 
     def is_completed(self) -> bool:
         """Whether it has ended."""
         return self._poll(0)
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._poll(0) and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """How it failed."""
+        return self._error if self._poll(0) else None
 
     def _source_rank(self) -> int:
         """The rank that a message has come from, for torch; RuntimeError before it has arrived."""
@@ -153,3 +179,11 @@ class Together(Work):
     def is_completed(self) -> bool:
         """Whether all have ended."""
         return all(part.is_completed() for part in self._parts)
+
+    def is_success(self) -> bool:
+        """Whether all have ended well."""
+        return all(part.is_success() for part in self._parts)
+
+    def exception(self) -> BaseException | None:
+        """How the first that failed did."""
+        return next((error for part in self._parts if (error := part.exception()) is not None), None)

@@ -12,7 +12,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
 
 import psutil
 import pytest
@@ -66,9 +66,10 @@ def test_sites_are_as_far_from_each_other_as_asked_and_share_their_lines(backend
     with star.up(asked) as network:
         assert [asked.rtt(*pair) for pair in ((0, 1), (2, 3), (0, 2), (1, 3))] == [0, 0, 20e-3, 20e-3]
         assert best_of_probes(network, 0.2e-3) == []
-        rates = [0.0, 0.0]
+        rates, start = [0.0, 0.0], Barrier(2)
 
         def probed(place: int) -> None:
+            start.wait()
             rates[place] = probe.goodput(network.hosts[place], network.hosts[2 + place], 20e-3)
 
         together = [Thread(target=probed, args=(place,)) for place in range(2)]

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from bagua_bench.comm.torch_groups import TorchComm
 from bagua_bench.transport.native import Group
 from tests.ranks import outcomes, run
 from tests.transport import test_torch, test_torch_failures
+from tools.transport import own_state
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -195,11 +195,11 @@ def test_a_group_that_does_not_come_together_says_who_is_missing_and_leaves_noth
     rank: int, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BAGUA_NET_INTERFACES", "lo")
-    threads = {*Path("/proc/self/task").iterdir()}
+    threads = own_state.threads()
     groups = [Group(number, 3) for number in range(3)]
     with pytest.raises(RuntimeError, match=error):
         groups[rank].join([group.handle for group in groups], 0.5)
-    assert {*Path("/proc/self/task").iterdir()} <= threads
+    assert own_state.threads() <= threads
     for group in groups:
         group.close()
 

@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 
 MAGIC = 0x316E2D6175676162
-VERSION = 7
+VERSION = 8
 OTHERS = 2
 """Sockets of a connection behind its streams: receipts and pulse."""
 _HELLO = struct.Struct("<QHHHHQ8s32s")

@@ -6,9 +6,12 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <filesystem>
+#include <new>
 #include <utility>
 
+#include "../core/secret.h"
 #include "../core/settings.h"
 #include "../core/tuning.h"
 #include "algorithms.h"
@@ -36,8 +39,8 @@ struct Group {
     std::string error;
 
     Group(int rank, int size)
-        : collectives(rank, size, [this](int peer) { switchboard->want(0, peer); }),
-          point_to_point(rank, size, [this](int peer) { switchboard->want(1, peer); }) {}
+        : collectives(rank, size, [this](int peer) { switchboard->want(0, peer); }, true),
+          point_to_point(rank, size, [this](int peer) { switchboard->want(1, peer); }, false) {}
     Mesh& lane(int number) { return number ? point_to_point : collectives; }
 };
 
@@ -66,16 +69,32 @@ int most_streams(const Settings& settings, int size) {
     return int(std::clamp(fair, double(Tuning::kFewestStreams), double(kMaxStreams)));
 }
 
-// Whether an argument makes no sense in this group.
-bool wrong(const Group& g, int root, int type, int op) {
-    return root < 0 || root >= g.collectives.size || type < 0 || type > int(Type::boolean) || op < 0 ||
-           op > int(Op::bxor) || !allowed(Type(type), Op(op));
+bool is_rank(const Group& g, int rank) { return rank >= 0 && rank < g.collectives.size; }
+
+// Whether these can be reduced, to this root.
+bool sane(const Group& g, int root, int type, int op) {
+    return is_rank(g, root) && type >= 0 && type <= int(Type::boolean) && op >= 0 && op <= int(Op::bxor) &&
+           allowed(Type(type), Op(op));
 }
 
-// The collectives' mesh, ready for one operation.
-Mesh& begin(Group& g, int64_t timeout_ns) {
-    g.collectives.begin(timeout_ns);
-    return g.collectives;
+Status reason(const std::exception& error) {
+    const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+    return {Code::system, memory ? "out of memory" : error.what()};
+}
+
+// Run an operation of the collectives' mesh, if its arguments make sense. What it throws is an error, too, after which
+// the group is of no more use.
+template <class Operation>
+int run(Group& g, bool sane, int64_t timeout_ns, Operation operation) {
+    if (!sane) return finish(g, {Code::argument, "an argument makes no sense in this group"});
+    try {
+        g.collectives.begin(timeout_ns);
+        return finish(g, operation(g.collectives));
+    } catch (const std::exception& error) {
+        const Status status = reason(error);
+        g.collectives.fail(status.text);
+        return finish(g, status);
+    }
 }
 
 }  // namespace
@@ -105,10 +124,15 @@ EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) 
     g.settings.connect_timeout = timeout_ns;
     if (!g.settings.timeout_given) g.settings.timeout = timeout_ns;
     g.listener->set_timeouts(g.settings.connect_timeout, g.settings.timeout);
-    const Switchboard::Lanes lanes{&g.collectives, &g.point_to_point};
-    g.switchboard = std::make_unique<Switchboard>(g.settings, g.interfaces, std::move(g.listener), std::move(all), lanes);
     Status status;
-    if (g.collectives.size <= g.settings.eager) status = g.switchboard->open_all(g.aborted);
+    try {
+        const Switchboard::Lanes lanes{&g.collectives, &g.point_to_point};
+        auto& board = g.switchboard;
+        board = std::make_unique<Switchboard>(g.settings, g.interfaces, std::move(g.listener), std::move(all), lanes);
+        if (g.collectives.size <= g.settings.eager) status = board->open_all(g.aborted);
+    } catch (const std::exception& error) {
+        status = reason(error);
+    }
     if (status)
         g.messages = std::make_unique<Messages>(g.point_to_point);
     else
@@ -130,6 +154,14 @@ EXPORT int bagua_net_arrange(void* group, const int* line, const int* pairs, int
     mesh.ring = ring != 0;
     mesh.tree = tree ? std::vector<int>(tree, tree + mesh.size) : std::vector<int>{};
     return 0;
+}
+
+EXPORT void bagua_net_agree(void* group, char* text, size_t room) {
+    const Settings& settings = group_of(group).settings;
+    copy_text("BAGUA_NET_EAGER=" + std::to_string(settings.eager) + "\nBAGUA_NET_SECRET_FILE=" +
+                  (settings.secret.empty() ? "none" : "a secret with the mark " + mark_of(settings.secret)) +
+                  "\nbagua_net's protocol=" + std::to_string(kVersion),
+              text, room);
 }
 
 EXPORT void bagua_net_use_int8(void* group) { group_of(group).int8 = true; }
@@ -174,70 +206,78 @@ EXPORT void bagua_net_error(void* group, char* error, size_t room) {
 
 EXPORT int bagua_net_all_reduce(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns) {
     Group& g = group_of(group);
-    if (wrong(g, 0, type, op)) return int(Code::argument);
-    const Elements e{Type(type), Op(op)};
-    if (!g.int8 || !suits_int8(g.collectives.size, count, e))
-        return finish(g, all_reduce(begin(g, timeout_ns), data, count, e));
-    size_t sent = 0;
-    const Status status = all_reduce_int8(begin(g, timeout_ns), data, count, e, &sent);
-    g.lost[0] += 1, g.lost[1] += count * size_of(e.type), g.lost[2] += sent;
-    return finish(g, status);
+    return run(g, sane(g, 0, type, op), timeout_ns, [&](Mesh& mesh) {
+        const Elements e{Type(type), Op(op)};
+        if (!g.int8 || !suits_int8(mesh.size, count, e)) return all_reduce(mesh, data, count, e);
+        size_t sent = 0;
+        Status status = all_reduce_int8(mesh, data, count, e, &sent);
+        g.lost[0] += 1, g.lost[1] += count * size_of(e.type), g.lost[2] += sent;
+        return status;
+    });
 }
 
 EXPORT int bagua_net_reduce(void* group, void* data, size_t count, int type, int op, int root, int64_t timeout_ns) {
     Group& g = group_of(group);
-    if (wrong(g, root, type, op)) return int(Code::argument);
-    return finish(g, reduce(begin(g, timeout_ns), data, count, {Type(type), Op(op)}, root));
+    return run(g, sane(g, root, type, op), timeout_ns,
+               [&](Mesh& mesh) { return reduce(mesh, data, count, {Type(type), Op(op)}, root); });
 }
 
 EXPORT int bagua_net_broadcast(void* group, void* data, size_t bytes, int root, int64_t timeout_ns) {
     Group& g = group_of(group);
-    if (wrong(g, root, 0, 0)) return int(Code::argument);
-    return finish(g, broadcast(begin(g, timeout_ns), data, bytes, root));
+    return run(g, is_rank(g, root), timeout_ns, [&](Mesh& mesh) { return broadcast(mesh, data, bytes, root); });
 }
 
 EXPORT int bagua_net_all_gather(void* group, void* const* blocks, size_t bytes, int64_t timeout_ns) {
     Group& g = group_of(group);
-    const std::vector<void*> all(blocks, blocks + g.collectives.size);
-    return finish(g, all_gather(begin(g, timeout_ns), all, bytes));
+    return run(g, true, timeout_ns, [&](Mesh& mesh) { return all_gather(mesh, {blocks, blocks + mesh.size}, bytes); });
 }
 
 EXPORT int bagua_net_reduce_scatter(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns) {
     Group& g = group_of(group);
-    if (wrong(g, 0, type, op)) return int(Code::argument);
-    return finish(g, reduce_scatter(begin(g, timeout_ns), data, count, {Type(type), Op(op)}));
+    return run(g, sane(g, 0, type, op), timeout_ns,
+               [&](Mesh& mesh) { return reduce_scatter(mesh, data, count, {Type(type), Op(op)}); });
 }
 
 EXPORT int bagua_net_move(void* group, const Piece* pieces, size_t count, int64_t timeout_ns) {
     Group& g = group_of(group);
     std::vector<Transfer> transfers, own;
+    bool sane = true;
     for (size_t i = 0; i < count; ++i) {
         const Piece& p = pieces[i];
-        if (wrong(g, p.peer, 0, 0)) return int(Code::argument);
+        sane &= is_rank(g, p.peer);
         (p.peer == g.collectives.rank ? own : transfers).push_back({p.peer, p.sending != 0, p.data, size_t(p.size)});
     }
     std::vector<OwnCopy> copies;
-    if (!own.empty()) {
-        if (own.size() != 2 || own[0].sending == own[1].sending || own[0].size != own[1].size)
-            return int(Code::argument);
+    if (own.size() == 2 && own[0].sending != own[1].sending && own[0].size == own[1].size) {
         const auto [from, to] = own[0].sending ? std::pair(own[0], own[1]) : std::pair(own[1], own[0]);
         copies.push_back({static_cast<unsigned char*>(from.data), static_cast<unsigned char*>(to.data), from.size});
     }
-    return finish(g, begin(g, timeout_ns).move(transfers, copies));
+    sane &= own.empty() || !copies.empty();
+    return run(g, sane, timeout_ns, [&](Mesh& mesh) { return mesh.move(transfers, copies); });
 }
 
 EXPORT uint64_t bagua_net_start(void* group, int peer, int sending, void* data, size_t size, uint32_t tag) {
     Group& g = group_of(group);
     const bool any = peer == Messages::kAny && !sending && g.collectives.size > 1;
-    if (!any && (wrong(g, peer, 0, 0) || peer == g.collectives.rank)) return 0;
-    return g.messages->start(peer, sending != 0, data, size, tag);
+    Status status{Code::argument, "not another rank of this group"};
+    try {
+        if (any || (is_rank(g, peer) && peer != g.collectives.rank))
+            return g.messages->start(peer, sending != 0, data, size, tag);
+    } catch (const std::exception& error) {
+        status = reason(error);
+        g.messages->abort(status.text);
+    }
+    finish(g, status);
+    return 0;
 }
 
-EXPORT int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, int* code, int* peer) {
+EXPORT int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns) {
+    return group_of(group).messages->wait(operation, timeout_ns);
+}
+
+EXPORT int bagua_net_result(void* group, uint64_t operation, int* peer) {
     Group& g = group_of(group);
-    if (!g.messages->wait(operation, timeout_ns)) return 0;
-    *code = finish(g, g.messages->result(operation, *peer));
-    return 1;
+    return finish(g, g.messages->result(operation, *peer));
 }
 
 EXPORT int bagua_net_report(void* group, int peer, int lane, StreamReport* out, int most) {

@@ -35,12 +35,13 @@ bool copy_some(std::vector<OwnCopy>& copies) {
 
 }  // namespace
 
-Mesh::Mesh(int own, int ranks, std::function<void(int)> ask)
+Mesh::Mesh(int own, int ranks, std::function<void(int)> ask, bool exact)
     : rank(own),
       size(ranks),
       line(counted(ranks)),
       pairs(counted(ranks)),
       ask_(std::move(ask)),
+      exact_(exact),
       peers_(size_t(ranks)),
       refused_(size_t(ranks)),
       asked_(size_t(ranks)),
@@ -109,7 +110,7 @@ Request* Mesh::post(int peer, bool sending, void* data, size_t bytes, uint32_t t
         if (status(peer)) want(peer);
         return nullptr;
     }
-    return sending ? to(peer).send(data, uint32_t(bytes), tag) : to(peer).receive(data, uint32_t(bytes), tag);
+    return sending ? to(peer).send(data, uint32_t(bytes), tag) : to(peer).receive(data, uint32_t(bytes), tag, exact_);
 }
 
 bool Mesh::progress() {

@@ -48,8 +48,9 @@ class Seats {
 
 class Mesh {
   public:
-    // `ask` is called once for every rank that is needed and not connected; an answer arrives as a delivery.
-    Mesh(int rank, int size, std::function<void(int peer)> ask);
+    // `ask` is called once for every rank that is needed and not connected; an answer arrives as a delivery. `exact`: a
+    // message must be as long as what was posted for it.
+    Mesh(int rank, int size, std::function<void(int peer)> ask, bool exact);
     ~Mesh();
     const int rank, size;
 
@@ -125,6 +126,7 @@ class Mesh {
     std::string missing() const;
 
     std::function<void(int)> ask_;
+    const bool exact_;
     std::atomic<bool> aborted_{false};
     int64_t patience_ = 0, until_ = 0;
     bool moved_ = true;  // since idle() looked

@@ -10,6 +10,7 @@ namespace bagua {
 namespace {
 
 constexpr int64_t kNap = 100 * kMillisecond;
+constexpr uint32_t kContinued = 1u << 31;  // in the tag of all parts but the first: what follows is no part of another
 constexpr int64_t kAway = 5 * kMillisecond;  // a caller that stays away for so long is busy elsewhere
 
 }  // namespace
@@ -90,7 +91,7 @@ void Messages::abort(const std::string& text) {
 bool Messages::post(Operation& o) {
     do {
         const size_t size = std::min<size_t>(kMaxMessage, o.size - o.posted);
-        Request* r = mesh_.post(o.peer, o.sending, o.data + o.posted, size, o.tag);
+        Request* r = mesh_.post(o.peer, o.sending, o.data + o.posted, size, o.posted ? o.tag | kContinued : o.tag);
         if (!r) return false;
         o.open.push_back(r);
         o.posted += size;

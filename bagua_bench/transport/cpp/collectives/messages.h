@@ -22,7 +22,7 @@ class Messages {
     static constexpr int kAny = -1;  // receive from whoever sends a message with the tag
 
     // Number of the operation. The data must stay where it is until it is done or the group is closed. `peer`: kAny
-    // for a message that may come from any rank; receives that are started later do not overtake it.
+    // for a message that may come from any rank; receives that are started later do not overtake it. `tag` < 2^31.
     uint64_t start(int peer, bool sending, void* data, size_t size, uint32_t tag);
     // Whether it has ended, well or badly, within so many nanoseconds.
     bool wait(uint64_t operation, int64_t nanoseconds);

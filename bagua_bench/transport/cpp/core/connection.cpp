@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 
 #include "tuning.h"
@@ -25,6 +26,18 @@ std::vector<std::unique_ptr<Stream>> streams_of(std::vector<Socket>& sockets) {
         streams.push_back(std::move(stream));
     }
     return streams;
+}
+
+// At most kMaxStreams of them.
+int wait_for_events(int epoll, epoll_event* events, int64_t nanoseconds) {
+    static std::atomic<bool> coarse{false};  // Linux before 5.11, and some sandboxes, only know milliseconds
+    if (!coarse) {
+        const timespec limit{nanoseconds / kSecond, nanoseconds % kSecond};
+        const int count = epoll_pwait2(epoll, events, kMaxStreams, &limit, nullptr);
+        if (count >= 0 || (errno != ENOSYS && errno != EPERM)) return count;
+        coarse = true;
+    }
+    return epoll_wait(epoll, events, kMaxStreams, int((nanoseconds + kMillisecond - 1) / kMillisecond));
 }
 
 }  // namespace
@@ -67,8 +80,8 @@ Request* Connection::send(const void* data, uint32_t size, uint32_t tag) {
     return trunk_.status ? sender_.post(data, size, tag) : nullptr;
 }
 
-Request* Connection::receive(void* data, uint32_t size, uint32_t tag) {
-    return trunk_.status ? receiver_.post(data, size, tag) : nullptr;
+Request* Connection::receive(void* data, uint32_t size, uint32_t tag, bool exact) {
+    return trunk_.status ? receiver_.post(data, size, tag, exact) : nullptr;
 }
 
 bool Connection::pump() {
@@ -92,8 +105,7 @@ bool Connection::progress() {
 
 bool Connection::collect_events(int64_t nanoseconds) {
     epoll_event events[kMaxStreams];
-    const timespec limit{nanoseconds / kSecond, nanoseconds % kSecond};
-    const int count = epoll_pwait2(epoll_, events, kMaxStreams, &limit, nullptr);
+    const int count = wait_for_events(epoll_, events, nanoseconds);
     asked_ = now_ns();
     for (int i = 0; i < count; ++i) {
         if (!events[i].data.ptr) {

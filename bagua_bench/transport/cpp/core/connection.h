@@ -31,8 +31,8 @@ class Connection {
 
     // Null without an error in `status()`: too many open requests, try later. `size` <= kMaxMessage.
     Request* send(const void* data, uint32_t size, uint32_t tag);
-    // `size` may be more than what the peer sends, never less.
-    Request* receive(void* data, uint32_t size, uint32_t tag);
+    // `size` may be more than what the peer sends unless it is `exact`, never less.
+    Request* receive(void* data, uint32_t size, uint32_t tag, bool exact = false);
     // Look at what arrives though nothing is posted.
     void expect(bool anything) { receiver_.expect(anything); }
     // Whether the next message to be posted has begun to arrive, and has this tag.

@@ -78,11 +78,14 @@ class Connector {
               uint64_t name = 0);
     // Call again until there is a connection or an error.
     Status step(std::unique_ptr<Connection>* out);
+    // Whether step() has not been called for so long that it will not be any more.
+    bool abandoned(int64_t now) const { return now > deadline_ + kForgotten; }
     // Whether the other system has said that nobody listens: a listener that was there is not any more.
     bool refused() const { return refused_; }
     std::string where() const { return addresses_.empty() ? "" : addresses_[0].text(); }
 
   private:
+    static constexpr int64_t kForgotten = 10 * kSecond;
     enum class State { idle, connecting, challenged, answered, joined };
     struct Leg {
         Socket socket;

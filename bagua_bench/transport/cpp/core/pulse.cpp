@@ -3,6 +3,7 @@
 #include <linux/tcp.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -61,7 +62,9 @@ class Watcher {
     static void beat(Pulse& p, int64_t now, bool overslept) {
         char bytes[256] = {};
         send(p.socket.fd(), bytes, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-        const bool heard = recv(p.socket.fd(), bytes, sizeof bytes, MSG_DONTWAIT) > 0;
+        const ssize_t got = recv(p.socket.fd(), bytes, sizeof bytes, MSG_DONTWAIT);
+        // An end is no silence: the connection's other sockets say whether the peer closed it or died.
+        const bool heard = got >= 0 || errno == ECONNRESET || errno == EPIPE;
         const int64_t limit = p.timeout + Tuning::kRetryNs + tick_of(p.timeout);
         tcp_info info{};
         if (heard || overslept) p.heard = now;

@@ -14,8 +14,8 @@ namespace bagua {
 Receiver::Receiver(Trunk& trunk, Receipts& receipts, Connection* connection)
     : trunk_(trunk), receipts_(receipts), window_(connection) {}
 
-Request* Receiver::post(void* data, uint32_t size, uint32_t tag) {
-    Request* r = window_.post(data, size, tag);
+Request* Receiver::post(void* data, uint32_t size, uint32_t tag, bool exact) {
+    Request* r = window_.post(data, size, tag, exact);
     if (!r) return nullptr;
     for (auto& s : trunk_.streams) s->parked = false;  // the header at hand may be this message's
     return r;
@@ -174,7 +174,7 @@ bool Receiver::acceptable(const Stream& s, const ChunkHeader& h) {
     if (r.state != Request::State::pending || r.sequence != h.sequence)
         return bad(Code::remote, "chunk of message " + std::to_string(h.sequence) + " where " +
                                      std::to_string(window_.next()) + " are expected");
-    if (h.total > r.size)
+    if (h.total > r.size || (r.exact && h.total < r.size && !r.opened))
         return bad(Code::usage, "message of " + std::to_string(h.total) + " bytes for a buffer of " +
                                     std::to_string(r.size));
     if (h.tag != r.tag)

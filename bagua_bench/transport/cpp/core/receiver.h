@@ -12,8 +12,8 @@ namespace bagua {
 class Receiver {
   public:
     Receiver(Trunk& trunk, Receipts& receipts, Connection* connection);
-    // Null: too many messages are open. `size` may be more than what the peer sends, never less.
-    Request* post(void* data, uint32_t size, uint32_t tag);
+    // Null: too many messages are open. `size` may be more than what the peer sends unless it is `exact`, never less.
+    Request* post(void* data, uint32_t size, uint32_t tag, bool exact);
     // Take from the kernel whatever belongs to posted messages; false if nothing.
     bool pump();
     int pending() const { return window_.pending(); }

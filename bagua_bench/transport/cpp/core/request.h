@@ -22,6 +22,7 @@ struct Request {
     uint32_t taken = 0;  // bytes promised to streams (sending) or announced by headers (receiving)
     uint32_t moved = 0;  // bytes written to or read from the kernel
     bool opened = false;  // a first chunk was announced: `size` is final
+    bool exact = false;  // of a receive: what arrives must be as long as it
     bool receipt = false;  // over when the receiver has said that it has everything
 };
 
@@ -37,7 +38,7 @@ class Window {
     Window& operator=(const Window&) = delete;
 
     // Null: too many are open.
-    Request* post(void* data, uint32_t size, uint32_t tag) {
+    Request* post(void* data, uint32_t size, uint32_t tag, bool exact = false) {
         Request& r = at(next_);
         if (r.state != Request::State::free) return nullptr;
         r.state = Request::State::pending;
@@ -47,6 +48,7 @@ class Window {
         r.size = size;
         r.taken = r.moved = 0;
         r.opened = r.receipt = false;
+        r.exact = exact;
         ++pending_;
         return &r;
     }

@@ -90,6 +90,13 @@ Digest make_key(const std::string& secret, const uint8_t (&token)[kToken]) {
     return hmac(secret.data(), secret.size(), token, sizeof token);
 }
 
+std::string mark_of(const std::string& secret) {
+    const Digest digest = hmac(secret.data(), secret.size(), "mark", 4);
+    char text[5];
+    std::snprintf(text, sizeof text, "%02x%02x", digest[0], digest[1]);
+    return text;
+}
+
 Digest make_proof(const Digest& key, const char* role, const Hello& hello, const uint8_t (&nonce)[kNonce]) {
     uint8_t text[8 + sizeof hello + sizeof nonce] = {};
     std::memcpy(text, role, std::strlen(role));

@@ -25,6 +25,9 @@ bool random_bytes(void* out, size_t size);
 // The key of a listener: its random token, mixed with the job's secret if there is one.
 Digest make_key(const std::string& secret, const uint8_t (&token)[kToken]);
 
+// Tells most secrets apart, and says nothing of use about any: 4 hexadecimal digits.
+std::string mark_of(const std::string& secret);
+
 // What one side sends to show that it knows the key. `role` keeps one side's proof from being used as the other's.
 Digest make_proof(const Digest& key, const char* role, const Hello& hello, const uint8_t (&nonce)[kNonce]);
 

@@ -11,7 +11,7 @@ namespace bagua {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire format is little-endian");
 
 constexpr uint64_t kMagic = 0x316e2d6175676162;  // "bagua-n1"
-constexpr uint16_t kVersion = 7;
+constexpr uint16_t kVersion = 8;
 constexpr int kMaxStreams = 512;
 constexpr int kOthers = 2;  // sockets of a connection that are not streams: receipts and pulse
 constexpr int kMaxInterfaces = 3;  // as many addresses as a handle holds

@@ -59,6 +59,13 @@ void* opened(std::unique_ptr<Comm> comm) {
     return comm.release();
 }
 
+// Of communicators that NCCL gave up while they connected. The caller holds the plugin's lock.
+void drop_abandoned(Plugin& p) {
+    const int64_t now = now_ns();
+    for (auto attempt = p.attempts.begin(); attempt != p.attempts.end();)
+        attempt = attempt->second->abandoned(now) ? p.attempts.erase(attempt) : std::next(attempt);
+}
+
 // NCCL learns whether the request is pending, done or failed; a finished one is free again.
 Result take_result(Comm& comm, Request& r, int* done, int* sizes) {
     Connection& c = *comm.connection;
@@ -131,6 +138,7 @@ Result connect(int dev, void* bytes, void** out) {
     Handle handle;
     std::memcpy(&handle, bytes, sizeof handle);
     const std::lock_guard<std::mutex> guard(p.mutex);
+    drop_abandoned(p);
     auto found = p.attempts.find(handle.attempt);
     if (found == p.attempts.end()) {
         handle.attempt = p.next_attempt++;
