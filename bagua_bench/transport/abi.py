@@ -30,8 +30,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "reduce_scatter": (_I, [_P, _P, _Z, _I, _I, _L]),
     "move": (_I, [_P, _P, _Z, _L]),
     "start": (ctypes.c_uint64, [_P, _I, _I, _P, _Z, ctypes.c_uint32]),
-    "wait": (_I, [_P, ctypes.c_uint64, _L]),
-    "result": (_I, [_P, ctypes.c_uint64, ctypes.POINTER(_I)]),
+    "wait": (_I, [_P, ctypes.c_uint64, _L, ctypes.POINTER(_I), ctypes.POINTER(_I)]),
     "report": (_I, [_P, _I, _I, _P, _I]),
 }
 

@@ -24,8 +24,8 @@ class Held:
         _all.add(self)
 
     def _begin(self) -> None:
+        self._users: list[None] = []  # a place for each: adding and removing one needs no lock, which would cost more
         self._lock = threading.Lock()
-        self._users = 0
 
     def leave(self) -> None:
         """In a child process: forget it, and whoever used it in the parent."""
@@ -33,46 +33,42 @@ class Held:
         self._begin()
 
     def __enter__(self) -> Any:
-        with self._lock:
-            if self._closed or not self._pointer:
-                raise RuntimeError(f"{self._name} has been closed")
-            self._users += 1
-            return self._pointer
+        self._users.append(None)  # before it looks: whoever closes looks for users after that
+        if self._closed or not self._pointer:
+            self.__exit__(None, None, None)
+            raise RuntimeError(f"{self._name} has been closed")
+        return self._pointer
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._lock:
-            self._users -= 1
-            last = self._unused()
-        if last:
-            self._end(last)
+        self._users.pop()
+        if self._closed:
+            self._end_unused()
 
     def tell(self, call: Callable[[Any], None]) -> None:
         """Call it with the pointer, if that is not gone: also after it was closed, while others are to end."""
         with self._lock:
-            if not (pointer := self._pointer):
-                return
-            self._users += 1
+            self._users.append(None)
+            pointer = self._pointer
         try:
-            call(pointer)
+            if pointer:
+                call(pointer)
         finally:
             self.__exit__(None, None, None)
 
     def close(self) -> None:
         """Nobody may begin to use it from now on; from any thread."""
-        with self._lock:
-            self._closed = True
-            last = self._unused()
-        if last:
-            self._end(last)
+        self._closed = True
+        self._end_unused()
 
-    def _unused(self) -> Any:
-        """The pointer, once, if it is to go; the caller holds the lock."""
-        if not self._closed or self._users:
-            return None
-        pointer, self._pointer = self._pointer, None
-        return pointer
+    def _end_unused(self) -> None:
+        with self._lock:  # once
+            if self._users:
+                return
+            pointer, self._pointer = self._pointer, None
+        if pointer:
+            self._end(pointer)
 
 
 _all: WeakSet[Held] = WeakSet()

@@ -150,7 +150,8 @@ class Group:
             raise ValueError(f"bagua_net: rank {piece.peer} is not another rank of this group of {self.size}")
         if tag not in range(_TAGS):
             raise ValueError(f"bagua_net: tag {tag}: allowed: 0 to {_TAGS - 1}")
-        self._reap()
+        if self._dropped:
+            self._reap()
         with self._held as group:
             number: int = self._lib.bagua_net_start(group, *piece, tag)
             if not number:
@@ -158,16 +159,19 @@ class Group:
             self._kept[number] = memory
         return number
 
-    def ended(self, number: int, timeout: float) -> bool:
-        """Whether a message has ended, well or badly, within this time."""
-        return bool(self._call("wait", number, _ns(timeout)))
+    def wait(self, number: int, timeout: float) -> int | None:
+        """The other rank, once the message has ended; None if it has not within this time. RuntimeError if it fails.
 
-    def result(self, number: int) -> int:
-        """The other rank of a message that has ended, once. RuntimeError if it has failed."""
-        peer = ctypes.c_int()
-        self._kept.pop(number, None)
-        self._do("result", number, ctypes.byref(peer))
-        return peer.value
+        What has ended is forgotten: nobody may ask again, nor two threads at a time.
+        """
+        code, peer = ctypes.c_int(), ctypes.c_int()
+        with self._held as group:
+            if not self._lib.bagua_net_wait(group, number, _ns(timeout), ctypes.byref(code), ctypes.byref(peer)):
+                return None
+            self._kept.pop(number, None)
+            if code.value:
+                raise RuntimeError(f"bagua_net message: {self._read('error', group)}")
+            return peer.value
 
     def drop(self, number: int) -> None:
         """Nobody will ask how this message ends; from any thread, at any time."""
@@ -177,11 +181,9 @@ class Group:
         with suppress(IndexError):  # others do it, too
             for _ in range(len(self._dropped)):
                 number = self._dropped.popleft()
-                if not self.ended(number, 0):
-                    self._dropped.append(number)
-                    continue
                 with suppress(RuntimeError):
-                    self.result(number)
+                    if self.wait(number, 0) is None:
+                        self._dropped.append(number)
 
     def describe(self) -> str:
         """Streams and interfaces in use."""

@@ -113,7 +113,7 @@ class Message(Work):
         super().__init__()
         self._group, self._number, self._timeout = group, number, timeout
         self._finish = finish
-        self._lock = threading.Lock()  # whoever sees the end first concludes it
+        self._lock = threading.Lock()  # one thread at a time asks how it ends
         self._ended = False
         self._error: RuntimeError | None = None
         self._peer: int | None = None
@@ -132,15 +132,19 @@ class Message(Work):
         return True
 
     def _poll(self, seconds: float) -> bool:
-        if not self._ended and self._group.ended(self._number, seconds):
-            with self._lock:
+        if not self._ended and self._lock.acquire(timeout=seconds):
+            try:
                 if not self._ended:
-                    self._conclude()
+                    self._ask(seconds)
+            finally:
+                self._lock.release()
         return self._ended
 
-    def _conclude(self) -> None:
+    def _ask(self, seconds: float) -> None:
         try:
-            self._peer = self._group.result(self._number)
+            self._peer = self._group.wait(self._number, seconds)
+            if self._peer is None:
+                return
             self._finish()
         except RuntimeError as error:
             self._error = error

@@ -75,10 +75,10 @@ def test_what_is_held_goes_with_its_last_user_and_once() -> None:
 
 def _asked_after_the_end(comm: TorchComm) -> None:
     group = _group()
-    work = dist.irecv(torch.zeros(1), group=group, group_src=1 - comm.rank)
-    assert work is not None
+    work: Any = dist.irecv(torch.zeros(1), group=group, group_src=1 - comm.rank)
     group.shutdown()
-    for late in (work.is_completed, work.wait, lambda: group.report(1 - comm.rank), lambda: _send(group, comm)):
+    assert work.is_completed() and not work.is_success()
+    for late in (work.wait, lambda: group.report(1 - comm.rank), lambda: _send(group, comm)):
         with pytest.raises(RuntimeError, match="bagua_net: the group has been "):
             late()
     dist.barrier()

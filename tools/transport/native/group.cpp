@@ -27,8 +27,7 @@ class Face : public Group {
 
     bool open(int rank, void* handle) override {
         if (!find("bagua_net_open", &open_) || !find("bagua_net_join", &join_) || !find("bagua_net_close", &close_) ||
-            !find("bagua_net_start", &start_) || !find("bagua_net_wait", &wait_) ||
-            !find("bagua_net_result", &result_))
+            !find("bagua_net_start", &start_) || !find("bagua_net_wait", &wait_))
             return false;
         char error[500] = "";
         rank_ = rank;
@@ -79,9 +78,8 @@ class Face : public Group {
     }
     int wait(Operation* o, int64_t nanoseconds) {
         int peer;
-        if (o->ended || !wait_(group_, o->number, nanoseconds)) return o->code;
-        o->ended = true;
-        return o->code = result_(group_, o->number, &peer);
+        if (!o->ended) o->ended = wait_(group_, o->number, nanoseconds, &o->code, &peer) != 0;
+        return o->ended ? o->code : 0;
     }
 
     void* library_;
@@ -92,7 +90,6 @@ class Face : public Group {
     decltype(&bagua_net_close) close_ = nullptr;
     decltype(&bagua_net_start) start_ = nullptr;
     decltype(&bagua_net_wait) wait_ = nullptr;
-    decltype(&bagua_net_result) result_ = nullptr;
 };
 
 }  // namespace

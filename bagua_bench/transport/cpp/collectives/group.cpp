@@ -271,13 +271,11 @@ EXPORT uint64_t bagua_net_start(void* group, int peer, int sending, void* data, 
     return 0;
 }
 
-EXPORT int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns) {
-    return group_of(group).messages->wait(operation, timeout_ns);
-}
-
-EXPORT int bagua_net_result(void* group, uint64_t operation, int* peer) {
+EXPORT int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, int* code, int* peer) {
     Group& g = group_of(group);
-    return finish(g, g.messages->result(operation, *peer));
+    if (!g.messages->wait(operation, timeout_ns)) return 0;
+    *code = finish(g, g.messages->result(operation, *peer));
+    return 1;
 }
 
 EXPORT int bagua_net_report(void* group, int peer, int lane, StreamReport* out, int most) {

@@ -51,10 +51,8 @@ int bagua_net_move(void* group, const Piece* pieces, size_t count, int64_t timeo
 // `peer`: -1 for a message from whoever sends one with the tag, which is below 2^31. The data must stay where it is until
 // the message has ended. 0 on error.
 uint64_t bagua_net_start(void* group, int peer, int sending, void* data, size_t size, uint32_t tag);
-// 1 if it has ended, 0 after the time-out.
-int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns);
-// How it has ended, once, and with which other rank.
-int bagua_net_result(void* group, uint64_t operation, int* peer);
+// 1 if it has ended (its result is then in `code`, the other rank in `peer`, and it is forgotten), 0 after the time-out.
+int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, int* code, int* peer);
 
 // Counters of the streams to a rank; `lane` 0: collectives, 1: messages. The number of streams.
 int bagua_net_report(void* group, int peer, int lane, StreamReport* out, int most);
