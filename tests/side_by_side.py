@@ -26,6 +26,7 @@ GROUPS = {  # tests that one worker runs one after the other
     "tests/transport/test_outages.py": "in time",
     "tests/transport/test_plugin.py::test_streams_of_one": "in time",
     "tests/transport/test_torch_failures.py::test_a_rank_that_dies_is_an_error_within": "in time",
+    "tests/transport/test_torch_misuse.py::test_a_process_that_has_ended": "in time",
 }
 _NETWORK, _ELASTIC = "tests/integration/test_network.py", "tests/integration/test_elastic.py"
 _WAN = "tests/transport/test_wan.py"

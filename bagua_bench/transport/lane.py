@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -52,11 +53,13 @@ class Lane:
         self._depth = 0  # callbacks that the lane's thread is in
         self._quiet_since: float | None = None  # a callback runs, and no operation within it
         self._over = threading.Event()
+        self._process = os.getpid()
         self._close, self._abort = close, abort
         self.patience = patience
 
     def run(self, operation: Operation, asynchronous: bool) -> None:
         """Start it; on return it has ended unless it is `asynchronous` or others go first."""
+        self._check_process()
         if self._over.is_set():
             raise RuntimeError("bagua_net: the group has been shut down")
         with self._count:
@@ -72,6 +75,7 @@ class Lane:
 
     def drive(self, operation: Operation) -> None:
         """In a callback: run what waits in the queue until this operation has ended. Elsewhere: nothing."""
+        self._check_process()
         while self._is_own_thread() and not operation.is_completed():
             following = self._queue.get()
             if following is None:  # the end comes after all that were started
@@ -87,13 +91,19 @@ class Lane:
                 self._watcher.start()
 
     def end(self) -> None:
-        """Close once all earlier operations have ended."""
+        """Close once all earlier operations have ended; in a child process, nothing: the lane is its parent's."""
+        if os.getpid() != self._process:
+            return
         self._over.set()
         with self._count:
             if self._thread is not None:
                 self._queue.put(None)
                 return
         self._close()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError("bagua_net: the group is of the parent process")
 
     def _is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread

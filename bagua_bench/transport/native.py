@@ -20,6 +20,8 @@ ANY = -1
 HANDLE = 128
 """Size in bytes of what a rank publishes so that others can connect."""
 _TAGS = 2**31
+_NOT_YET = -1
+_REAPED = 4  # messages that nobody waits for, looked at whenever one is started
 
 
 class Piece(NamedTuple):
@@ -39,6 +41,14 @@ class Lossy(NamedTuple):
     sent: int
 
 
+class Pending:
+    """A message that was started: its number, and how it has ended, with which rank."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.code, self.peer = ctypes.c_int(_NOT_YET), ctypes.c_int()
+
+
 class Group:
     """Ranks that are, or will be, connected. Errors of the network are RuntimeErrors with the text from C++.
 
@@ -56,7 +66,7 @@ class Group:
             raise RuntimeError(f"bagua_net: {error.value.decode()}")
         self.handle = handle.raw
         self._kept: dict[int, object] = {}  # memory of messages that have not ended
-        self._dropped: deque[int] = deque()  # messages whose end nobody will ask for
+        self._dropped: deque[Pending] = deque()  # messages whose end nobody will ask for
         self._held = Held("bagua_net: the group", group, self._end)
 
     def _end(self, group: Any) -> None:
@@ -144,8 +154,8 @@ class Group:
         array = (RawPiece * len(items))(*items)
         self._do("move", array, len(items), _ns(timeout))
 
-    def start(self, piece: Piece, tag: int, memory: object) -> int:
-        """Start a message between two ranks; returns a number to wait for. `memory` is kept until it has ended."""
+    def start(self, piece: Piece, tag: int, memory: object) -> Pending:
+        """Start a message between two ranks. `memory` is kept until it has ended."""
         if not (piece.peer in range(self.size) or piece.peer == ANY) or piece.peer == self.rank:
             raise ValueError(f"bagua_net: rank {piece.peer} is not another rank of this group of {self.size}")
         if tag not in range(_TAGS):
@@ -157,33 +167,35 @@ class Group:
             if not number:
                 raise RuntimeError(f"bagua_net start: {self._read('error', group)}")
             self._kept[number] = memory
-        return number
+        return Pending(number)
 
-    def wait(self, number: int, timeout: float) -> int | None:
+    def wait(self, message: Pending, timeout: float) -> int | None:
         """The other rank, once the message has ended; None if it has not within this time. RuntimeError if it fails.
 
-        What has ended is forgotten: nobody may ask again, nor two threads at a time.
+        It may be asked again, but not by two threads at a time.
         """
-        code, peer = ctypes.c_int(), ctypes.c_int()
+        code, peer = message.code, message.peer
         with self._held as group:
-            if not self._lib.bagua_net_wait(group, number, _ns(timeout), ctypes.byref(code), ctypes.byref(peer)):
+            if code.value == _NOT_YET and not self._lib.bagua_net_wait(
+                group, message.number, _ns(timeout), ctypes.byref(code), ctypes.byref(peer)
+            ):
                 return None
-            self._kept.pop(number, None)
+            self._kept.pop(message.number, None)
             if code.value:
                 raise RuntimeError(f"bagua_net message: {self._read('error', group)}")
             return peer.value
 
-    def drop(self, number: int) -> None:
+    def drop(self, message: Pending) -> None:
         """Nobody will ask how this message ends; from any thread, at any time."""
-        self._dropped.append(number)
+        self._dropped.append(message)
 
     def _reap(self) -> None:
         with suppress(IndexError):  # others do it, too
-            for _ in range(len(self._dropped)):
-                number = self._dropped.popleft()
+            for _ in range(min(len(self._dropped), _REAPED)):
+                message = self._dropped.popleft()
                 with suppress(RuntimeError):
-                    if self.wait(number, 0) is None:
-                        self._dropped.append(number)
+                    if self.wait(message, 0) is None:
+                        self._dropped.append(message)
 
     def describe(self) -> str:
         """Streams and interfaces in use."""

@@ -219,8 +219,8 @@ class BaguaNetGroup(Tunable, _ProcessGroup):  # type: ignore[misc]
         return self.recv(tensors, ANY, tag)
 
     def _message(self, peer: int, sending: bool, data: Tensor, tag: int, finish: Callable[[], None]) -> Message:
-        number = self._native.start(Piece(peer, sending, data.data_ptr(), data.nbytes), tag, data)
-        return self._started(Message(self._native, number, self._timeout, finish))
+        started = self._native.start(Piece(peer, sending, data.data_ptr(), data.nbytes), tag, data)
+        return self._started(Message(self._native, started, self._timeout, finish))
 
     def barrier(self, opts: Any = None) -> Job:
         """Nobody returns before all have called."""

@@ -11,7 +11,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from bagua_bench.transport.lane import Lane
-from bagua_bench.transport.native import Group
+from bagua_bench.transport.native import Group, Pending
 
 
 class Job(Work):
@@ -109,18 +109,18 @@ class Job(Work):
 class Message(Work):
     """A message between two ranks; `finish` is called once, when it has arrived."""
 
-    def __init__(self, group: Group, number: int, timeout: float, finish: Callable[[], None]) -> None:
+    def __init__(self, group: Group, started: Pending, timeout: float, finish: Callable[[], None]) -> None:
         super().__init__()
-        self._group, self._number, self._timeout = group, number, timeout
+        self._group, self._started, self._timeout = group, started, timeout
         self._finish = finish
         self._lock = threading.Lock()  # one thread at a time asks how it ends
         self._ended = False
-        self._error: RuntimeError | None = None
+        self._error: Exception | None = None
         self._peer: int | None = None
 
     def __del__(self) -> None:
         if not self._ended:
-            self._group.drop(self._number)
+            self._group.drop(self._started)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until it has ended; RuntimeError if it failed or took too long."""
@@ -132,7 +132,7 @@ class Message(Work):
         return True
 
     def _poll(self, seconds: float) -> bool:
-        if not self._ended and self._lock.acquire(timeout=seconds):
+        if not self._ended and self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             try:
                 if not self._ended:
                     self._ask(seconds)
@@ -142,11 +142,11 @@ class Message(Work):
 
     def _ask(self, seconds: float) -> None:
         try:
-            self._peer = self._group.wait(self._number, seconds)
+            self._peer = self._group.wait(self._started, seconds)
             if self._peer is None:
                 return
             self._finish()
-        except RuntimeError as error:
+        except Exception as error:
             self._error = error
         self._ended = True
 
@@ -177,7 +177,7 @@ class Together(Work):
         self._parts = parts
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until all have ended; RuntimeError of the first that failed. The time is each one's."""
+        """Block until all have ended, or one has failed: its RuntimeError. The time is each one's."""
         return all(part.wait() if timeout is None else part.wait(timeout) for part in self._parts)
 
     def is_completed(self) -> bool:

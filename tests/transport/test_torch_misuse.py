@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -44,7 +45,9 @@ def _closed_under_an_operation(comm: TorchComm) -> str:
 
         thread = threading.Thread(target=reduce)
         thread.start()
-        time.sleep(0.3)
+        while not group._lane._busy.locked():
+            time.sleep(0.01)
+        time.sleep(0.1)
         group.abort()
         group.shutdown()
         thread.join()
@@ -73,6 +76,26 @@ def test_what_is_held_goes_with_its_last_user_and_once() -> None:
     assert ended == [7] and told == [7]
 
 
+def test_what_is_held_is_never_used_after_its_end() -> None:
+    for _ in range(200):
+        ended, wrong = threading.Event(), []
+        held = Held("it", 7, lambda _, ended=ended: ended.set())  # type: ignore[misc]
+
+        def use(held: Held = held, ended: threading.Event = ended, wrong: list[int] = wrong) -> None:
+            with contextlib.suppress(RuntimeError):
+                while True:
+                    with held as pointer:
+                        wrong += [pointer] * ended.is_set()
+
+        threads = [threading.Thread(target=use) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        held.close()
+        for thread in threads:
+            thread.join()
+        assert ended.is_set() and not wrong
+
+
 def _asked_after_the_end(comm: TorchComm) -> None:
     group = _group()
     work: Any = dist.irecv(torch.zeros(1), group=group, group_src=1 - comm.rank)
@@ -94,13 +117,14 @@ def test_calls_on_a_closed_group_are_errors() -> None:
 
 def _given_up(comm: TorchComm) -> None:
     """A receive that timed out has its memory until its message has come."""
-    group = _group(1.0)
+    group = _group()
     if comm.rank == 0:
         memory = torch.zeros(1000)
         kept = weakref.ref(memory)
+        work: Any = dist.irecv(memory, group=group, group_src=1)
         with pytest.raises(RuntimeError, match="timed out"):
-            dist.recv(memory, group=group, group_src=1)
-        del memory
+            work.wait(timedelta(seconds=0.3))
+        del memory, work
         gc.collect()
         assert kept() is not None, "the peer's message would be written to memory of others"
         dist.barrier()
@@ -178,16 +202,24 @@ def test_the_default_device_does_not_matter_and_other_devices_are_refused() -> N
 
 def _forked(comm: TorchComm) -> None:
     group = _group()
-    dist.barrier(group=group)
+    dist.all_reduce(torch.ones(1), group=group, async_op=True).wait()  # the lane has a thread
     if comm.rank == 0:
         child = os.fork()
         if child == 0:
+            refused = 0
+            for asynchronous in (False, True):
+                with contextlib.suppress(RuntimeError):
+                    dist.all_reduce(torch.ones(1), group=group, async_op=asynchronous)
+                    continue
+                refused += 1
             weakref.finalize._exitfunc()  # as at the end of an interpreter: groups close
-            os._exit(0)
-        deadline = time.monotonic() + 20
-        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            os._exit(refused)
+        deadline, ended = time.monotonic() + 20, (0, 0)
+        while ended == (0, 0):
             assert time.monotonic() < deadline, "the child does not end"
             time.sleep(0.01)
+            ended = os.waitpid(child, os.WNOHANG)
+        assert os.waitstatus_to_exitcode(ended[1]) == 2
     dist.barrier()
     x = torch.ones(3)
     dist.all_reduce(x, group=group)
@@ -282,7 +314,27 @@ def _two_for_one(comm: TorchComm) -> str:
 
 
 def test_a_message_never_ends_in_a_receive_for_an_earlier_one() -> None:
-    assert "message with tag 0 where 2147483648 is expected" in run("bagua_net", 2, _two_for_one)[0]
+    wanted = "message with tag 0 where the rest of one with tag 0 is expected"
+    assert wanted in run("bagua_net", 2, _two_for_one)[0]
+
+
+def _from_one_that_has_left_another(comm: TorchComm) -> str:
+    """A message with another tag is all that is left of the only other rank."""
+    group = _group(20)
+    if comm.rank == 1:
+        dist.send(torch.ones(4), group=group, group_dst=0, tag=7)
+        os._exit(0)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as raised:
+        dist.recv(torch.zeros(4), group=group, tag=5)
+    assert time.monotonic() - began < 10
+    return str(raised.value)
+
+
+def test_a_message_from_anyone_is_not_waited_for_beside_one_with_another_tag() -> None:
+    assert (
+        "no rank is left that could send one with tag 5" in outcomes("bagua_net", 2, _from_one_that_has_left_another)[0]
+    )
 
 
 def _tags(comm: TorchComm) -> None:
@@ -348,7 +400,17 @@ def test_ranks_that_cannot_connect_are_told_at_once(tmp_path: Path) -> None:
 
 OLD_KERNEL = """
 #include <errno.h>
-int epoll_pwait2(void) { errno = ENOSYS; return -1; }
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+int epoll_pwait2(void) {
+    char mark[300];
+    snprintf(mark, sizeof mark, "%s/%d", getenv("MARKS"), getpid());
+    close(creat(mark, 0600));
+    errno = ENOSYS;
+    return -1;
+}
 """
 SCRIPT = """
 import torch, torch.distributed as dist
@@ -367,11 +429,13 @@ def test_on_a_kernel_that_knows_only_milliseconds(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(SCRIPT)
     library = tmp_path / "old.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "old.c")], check=True)
+    (tmp_path / "marks").mkdir()
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     env = {"BAGUA_NET_INTERFACES": "lo", "PYTHONPATH": str(HOME), "LD_PRELOAD": str(library)}
-    done = python(tmp_path, *torchrun, "own.py", env=env)
+    done = python(tmp_path, *torchrun, "own.py", env={**env, "MARKS": str(tmp_path / "marks")}, cold=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("equal") == 2
+    assert len([*(tmp_path / "marks").iterdir()]) == 2, "in both ranks"
 
 
 def test_connections_that_nccl_gave_up_while_they_were_made_are_closed(built: tuple[Path, Path]) -> None:

@@ -130,13 +130,11 @@ EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) 
         auto& board = g.switchboard;
         board = std::make_unique<Switchboard>(g.settings, g.interfaces, std::move(g.listener), std::move(all), lanes);
         if (g.collectives.size <= g.settings.eager) status = board->open_all(g.aborted);
+        if (status) g.messages = std::make_unique<Messages>(g.point_to_point);
     } catch (const std::exception& error) {
         status = reason(error);
     }
-    if (status)
-        g.messages = std::make_unique<Messages>(g.point_to_point);
-    else
-        g.switchboard.reset();  // nobody must get a connection to a rank that is not here
+    if (!status) g.switchboard.reset();  // nobody must get a connection to a rank that is not here
     return finish(g, status);
 }
 
@@ -229,7 +227,9 @@ EXPORT int bagua_net_broadcast(void* group, void* data, size_t bytes, int root, 
 
 EXPORT int bagua_net_all_gather(void* group, void* const* blocks, size_t bytes, int64_t timeout_ns) {
     Group& g = group_of(group);
-    return run(g, true, timeout_ns, [&](Mesh& mesh) { return all_gather(mesh, {blocks, blocks + mesh.size}, bytes); });
+    return run(g, true, timeout_ns, [&](Mesh& mesh) {
+        return all_gather(mesh, std::vector<void*>(blocks, blocks + mesh.size), bytes);
+    });
 }
 
 EXPORT int bagua_net_reduce_scatter(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns) {
@@ -273,8 +273,13 @@ EXPORT uint64_t bagua_net_start(void* group, int peer, int sending, void* data, 
 
 EXPORT int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, int* code, int* peer) {
     Group& g = group_of(group);
-    if (!g.messages->wait(operation, timeout_ns)) return 0;
-    *code = finish(g, g.messages->result(operation, *peer));
+    try {
+        if (!g.messages->wait(operation, timeout_ns)) return 0;
+        *code = finish(g, g.messages->result(operation, *peer));
+    } catch (const std::exception& error) {
+        g.messages->abort(reason(error).text);
+        *code = finish(g, reason(error));
+    }
     return 1;
 }
 

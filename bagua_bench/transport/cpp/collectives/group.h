@@ -1,4 +1,4 @@
-// The C interface of a group of ranks for torch_backend.py. Calls return 0 or one of NCCL's codes; the text of the
+// The C interface of a group of ranks for abi.py. Calls return 0 or one of NCCL's codes; the text of the
 // last error of a group is kept with it. Collective calls of one group must not overlap; messages may.
 
 #pragma once

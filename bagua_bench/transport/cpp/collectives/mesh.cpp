@@ -223,13 +223,14 @@ Status Mesh::move(const std::vector<Transfer>& transfers, std::vector<OwnCopy> c
         bool sending;
         unsigned char* data;
         size_t size;
+        uint32_t tag;
     };
     std::vector<std::deque<Part>> queues(2 * size_t(size));  // per rank and direction: posted in order
     for (const auto& t : transfers) {
         auto* at = static_cast<unsigned char*>(t.data);
         for (size_t done = 0; done < t.size; done += kMaxMessage)
             queues[2 * size_t(t.peer) + t.sending].push_back(
-                {t.peer, t.sending, at + done, std::min<size_t>(kMaxMessage, t.size - done)});
+                {t.peer, t.sending, at + done, std::min<size_t>(kMaxMessage, t.size - done), done ? kContinued : 0});
     }
     std::vector<Request*> open;
     size_t left = 0;
@@ -239,7 +240,7 @@ Status Mesh::move(const std::vector<Transfer>& transfers, std::vector<OwnCopy> c
         for (auto& q : queues) {
             while (!q.empty()) {
                 const Part& p = q.front();
-                Request* r = post(p.peer, p.sending, p.data, p.size);
+                Request* r = post(p.peer, p.sending, p.data, p.size, p.tag);
                 if (!r) break;
                 open.push_back(r);
                 q.pop_front();

@@ -10,7 +10,6 @@ namespace bagua {
 namespace {
 
 constexpr int64_t kNap = 100 * kMillisecond;
-constexpr uint32_t kContinued = 1u << 31;  // in the tag of all parts but the first: what follows is no part of another
 constexpr int64_t kAway = 5 * kMillisecond;  // a caller that stays away for so long is busy elsewhere
 
 }  // namespace
@@ -111,18 +110,22 @@ int Messages::source(uint32_t tag, const std::set<std::pair<int, bool>>& full) {
     return kAny;
 }
 
-// Whether nobody is left who could send.
-bool Messages::lost() const {
+// Whether nobody is left who could send a message with this tag: who has closed may have left one with another tag.
+bool Messages::lost(uint32_t tag) const {
     for (int peer = 0; peer < mesh_.size; ++peer) {
-        if (peer != mesh_.rank && mesh_.status(peer)) return false;
+        if (peer == mesh_.rank || !mesh_.status(peer)) continue;
+        const Connection* connection = mesh_.find(peer);
+        if (!connection || !connection->left() || connection->has_next(tag)) return false;
     }
     return true;
 }
 
 // Whether it has just ended.
 bool Messages::reap(Operation& o) {
-    if (o.peer == kAny && !lost()) return false;
-    const Status status = o.peer == kAny ? mesh_.status() : mesh_.status(o.peer);
+    if (o.peer == kAny && !lost(o.tag)) return false;
+    Status status = o.peer == kAny ? mesh_.status() : mesh_.status(o.peer);
+    if (o.peer == kAny && status)
+        status = {Code::remote, "no rank is left that could send one with tag " + std::to_string(o.tag)};
     const auto done = [](Request* r) { return r->state == Request::State::done; };
     const bool whole = !o.open.empty() && o.posted == o.size && std::all_of(o.open.begin(), o.open.end(), done);
     if (!whole && status) return false;

@@ -49,7 +49,7 @@ class Messages {
     bool post(Operation& o);
     bool reap(Operation& o);
     int source(uint32_t tag, const std::set<std::pair<int, bool>>& full);
-    bool lost() const;
+    bool lost(uint32_t tag) const;
 
     Mesh& mesh_;
     std::mutex mutex_;

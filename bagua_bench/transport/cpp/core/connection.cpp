@@ -123,6 +123,11 @@ bool Connection::collect_events(int64_t nanoseconds) {
     return count > 0;
 }
 
+bool Connection::left() const {
+    const auto over = [](const auto& s) { return s->ended || (s->closed && s->parked); };
+    return receipts_.over() && std::all_of(trunk_.streams.begin(), trunk_.streams.end(), over);
+}
+
 // See to what no event reports: a process that stopped, a path that swallows what is sent on it, a full receive queue.
 void Connection::check_life(int64_t now) {
     if (pulse_->lost != Pulse::kNothing) return fail(Code::remote, lost());

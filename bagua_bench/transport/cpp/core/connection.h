@@ -37,6 +37,8 @@ class Connection {
     void expect(bool anything) { receiver_.expect(anything); }
     // Whether the next message to be posted has begun to arrive, and has this tag.
     bool has_next(uint32_t tag) const { return receiver_.has_next(tag); }
+    // Whether the peer has closed: no more than what has arrived will.
+    bool left() const;
     // Give a request back, finished or not (not: the connection has failed and will be closed).
     void release(Request* request) { request->state = Request::State::free; }
 

@@ -1,6 +1,7 @@
 #include "pulse.h"
 
 #include <linux/tcp.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -99,9 +100,17 @@ class Watcher {
     std::vector<std::shared_ptr<Pulse>> pulses_;
 };
 
+Watcher* the_watcher = nullptr;  // never destroyed: nobody controls the order of exit
+
+// In a child process there is no thread, and what was watched is the parent's.
 Watcher& watcher() {
-    static auto* one = new Watcher;  // never destroyed: nobody controls the order of exit
-    return *one;
+    static const int ready = [] {
+        const auto renew = [] { the_watcher = new Watcher; };
+        renew();
+        return pthread_atfork(nullptr, nullptr, renew);
+    }();
+    static_cast<void>(ready);
+    return *the_watcher;
 }
 
 }  // namespace

@@ -11,6 +11,15 @@
 
 namespace bagua {
 
+namespace {
+
+std::string text_of(uint32_t tag) {
+    if (tag & kContinued) return "the rest of one with tag " + std::to_string(tag & ~kContinued);
+    return std::to_string(tag);
+}
+
+}  // namespace
+
 Receiver::Receiver(Trunk& trunk, Receipts& receipts, Connection* connection)
     : trunk_(trunk), receipts_(receipts), window_(connection) {}
 
@@ -178,8 +187,7 @@ bool Receiver::acceptable(const Stream& s, const ChunkHeader& h) {
         return bad(Code::usage, "message of " + std::to_string(h.total) + " bytes for a buffer of " +
                                     std::to_string(r.size));
     if (h.tag != r.tag)
-        return bad(Code::usage, "message with tag " + std::to_string(h.tag) + " where " + std::to_string(r.tag) +
-                                    " is expected");
+        return bad(Code::usage, "message with tag " + text_of(h.tag) + " where " + text_of(r.tag) + " is expected");
     if (r.opened && (h.total != r.size || h.receipt != uint32_t(r.receipt)))
         return bad(Code::remote, "chunks disagree about their message");
     if (h.receipt > 1 || h.nothing) return bad(Code::remote, "a header of an unknown kind");

@@ -16,6 +16,7 @@ constexpr int kMaxStreams = 512;
 constexpr int kOthers = 2;  // sockets of a connection that are not streams: receipts and pulse
 constexpr int kMaxInterfaces = 3;  // as many addresses as a handle holds
 constexpr uint32_t kMaxMessage = 1u << 30;
+constexpr uint32_t kContinued = 1u << 31;  // in the tag of what is no message of its own, but the rest of a longer one
 constexpr size_t kDigest = 32, kNonce = 32, kToken = 32, kId = 8;
 
 // Goes in front of every chunk, on the chunk's own stream; the receiver needs nothing else to put it in place.
