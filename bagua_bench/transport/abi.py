@@ -20,7 +20,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "lossy": (None, [_P, _P]),
     "close": (None, [_P]),
     "abort": (None, [_P]),
-    "error": (None, [_P, _P, _Z]),
+    "error": (None, [_P, _Z]),
     "describe": (None, [_P, _P, _Z]),
     "open_comm_report": (_I, [_I, _P, _I, _P, _Z]),
     "all_reduce": (_I, [_P, _P, _Z, _I, _I, _L]),

@@ -165,7 +165,7 @@ class Group:
         with self._held as group:
             number: int = self._lib.bagua_net_start(group, *piece, tag)
             if not number:
-                raise RuntimeError(f"bagua_net start: {self._read('error', group)}")
+                raise RuntimeError(f"bagua_net start: {self._error()}")
             self._kept[number] = memory
         return Pending(number)
 
@@ -182,7 +182,7 @@ class Group:
                 return None
             self._kept.pop(message.number, None)
             if code.value:
-                raise RuntimeError(f"bagua_net message: {self._read('error', group)}")
+                raise RuntimeError(f"bagua_net message: {self._error()}")
             return peer.value
 
     def drop(self, message: Pending) -> None:
@@ -214,16 +214,18 @@ class Group:
     def _do(self, name: str, *arguments: Any) -> None:
         with self._held as group:
             if getattr(self._lib, f"bagua_net_{name}")(group, *arguments):
-                raise RuntimeError(f"bagua_net {name}: {self._read('error', group)}")
+                raise RuntimeError(f"bagua_net {name}: {self._error()}")
 
-    def _read(self, name: str, group: Any) -> str:
+    def _error(self) -> str:
+        """Of this thread's last call that failed."""
         text = ctypes.create_string_buffer(500)
-        getattr(self._lib, f"bagua_net_{name}")(group, text, len(text))
+        self._lib.bagua_net_error(text, len(text))
         return text.value.decode()
 
     def _text(self, name: str) -> str:
-        with self._held as group:
-            return self._read(name, group)
+        text = ctypes.create_string_buffer(500)
+        self._call(name, text, len(text))
+        return text.value.decode()
 
 
 @cache

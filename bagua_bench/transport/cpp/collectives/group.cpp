@@ -35,8 +35,6 @@ struct Group {
     std::atomic<bool> aborted{false};
     bool int8 = false;  // large sums of floats are lossy
     std::atomic<uint64_t> lost[3]{};  // such operations, bytes of their floats, and bytes sent for them
-    std::mutex error_mutex;
-    std::string error;
 
     Group(int rank, int size)
         : collectives(rank, size, [this](int peer) { switchboard->want(0, peer); }, true),
@@ -48,11 +46,11 @@ Group& group_of(void* group) { return *static_cast<Group*>(group); }
 
 void copy_text(const std::string& text, char* out, size_t room) { std::snprintf(out, room, "%s", text.c_str()); }
 
-int finish(Group& g, const Status& status) {
-    if (!status) {
-        const std::lock_guard<std::mutex> guard(g.error_mutex);
-        g.error = status.text;
-    }
+// Of the calls of this thread: others may fail meanwhile.
+thread_local std::string last_error;
+
+int finish(const Status& status) {
+    if (!status) last_error = status.text;
     return int(status.code);
 }
 
@@ -86,14 +84,14 @@ Status reason(const std::exception& error) {
 // the group is of no more use.
 template <class Operation>
 int run(Group& g, bool sane, int64_t timeout_ns, Operation operation) {
-    if (!sane) return finish(g, {Code::argument, "an argument makes no sense in this group"});
+    if (!sane) return finish({Code::argument, "an argument makes no sense in this group"});
     try {
         g.collectives.begin(timeout_ns);
-        return finish(g, operation(g.collectives));
+        return finish(operation(g.collectives));
     } catch (const std::exception& error) {
         const Status status = reason(error);
         g.collectives.fail(status.text);
-        return finish(g, status);
+        return finish(status);
     }
 }
 
@@ -135,7 +133,7 @@ EXPORT int bagua_net_join(void* group, const void* handles, int64_t timeout_ns) 
         status = reason(error);
     }
     if (!status) g.switchboard.reset();  // nobody must get a connection to a rank that is not here
-    return finish(g, status);
+    return finish(status);
 }
 
 EXPORT int bagua_net_arrange(void* group, const int* line, const int* pairs, int ring, const int* tree) {
@@ -196,11 +194,7 @@ EXPORT void bagua_net_abort(void* group) {
     g.collectives.abort();
 }
 
-EXPORT void bagua_net_error(void* group, char* error, size_t room) {
-    Group& g = group_of(group);
-    const std::lock_guard<std::mutex> guard(g.error_mutex);
-    copy_text(g.error, error, room);
-}
+EXPORT void bagua_net_error(char* error, size_t room) { copy_text(last_error, error, room); }
 
 EXPORT int bagua_net_all_reduce(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns) {
     Group& g = group_of(group);
@@ -267,7 +261,7 @@ EXPORT uint64_t bagua_net_start(void* group, int peer, int sending, void* data, 
         status = reason(error);
         g.messages->abort(status.text);
     }
-    finish(g, status);
+    finish(status);
     return 0;
 }
 
@@ -275,10 +269,10 @@ EXPORT int bagua_net_wait(void* group, uint64_t operation, int64_t timeout_ns, i
     Group& g = group_of(group);
     try {
         if (!g.messages->wait(operation, timeout_ns)) return 0;
-        *code = finish(g, g.messages->result(operation, *peer));
+        *code = finish(g.messages->result(operation, *peer));
     } catch (const std::exception& error) {
         g.messages->abort(reason(error).text);
-        *code = finish(g, reason(error));
+        *code = finish(reason(error));
     }
     return 1;
 }

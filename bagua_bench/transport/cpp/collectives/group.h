@@ -1,5 +1,5 @@
-// The C interface of a group of ranks for abi.py. Calls return 0 or one of NCCL's codes; the text of the
-// last error of a group is kept with it. Collective calls of one group must not overlap; messages may.
+// The C interface of a group of ranks for abi.py. Calls return 0 or one of NCCL's codes; the text of the last error is
+// kept for the thread that called. Collective calls of one group must not overlap; messages may.
 
 #pragma once
 
@@ -37,7 +37,7 @@ void bagua_net_lossy(void* group, uint64_t* out);
 void bagua_net_close(void* group);
 // Makes everything that is pending in the group fail; from any thread.
 void bagua_net_abort(void* group);
-void bagua_net_error(void* group, char* error, size_t room);
+void bagua_net_error(char* error, size_t room);
 
 int bagua_net_all_reduce(void* group, void* data, size_t count, int type, int op, int64_t timeout_ns);
 int bagua_net_reduce(void* group, void* data, size_t count, int type, int op, int root, int64_t timeout_ns);
